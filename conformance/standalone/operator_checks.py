@@ -6,14 +6,17 @@
     compare_results(CheckedCall(my_silu, inputs, torch.nn.functional.silu))
 
 A check runs the operator under two conditions, or the operator and its reference, and yields what differs, each
-difference under the name of a check of `sources/operator/table.py`. `conformance.check` runs these functions, and the
-script of a difference carries the same ones, so they need torch only. An error that names a missing part of the
-operator, such as a derivative, is no difference: it raises NotJudged with the operator's own reason.
+difference under the name of a check of `sources/operator/table.py`. All that runs the operator is a question, a
+function of the call that another process may answer (`CheckedCall.ask`), so the operator has no part in the comparison.
+`conformance.check` runs these functions, and the script of a difference carries the same ones, so they need torch only.
+An error that names a missing part of the operator, such as a derivative, is no difference: it raises NotJudged with the
+operator's own reason.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import os
 import re
@@ -30,6 +33,7 @@ from conformance.record.names import DTYPES, SIGNIFICANT_STRIDE
 from conformance.standalone.accuracy import SEED, beyond, errors
 from conformance.standalone.conditions import Conditions, Faked, Guarded
 from conformance.standalone.fences import READ_ONLY
+from conformance.standalone.global_state import compare_states, global_state
 from conformance.standalone.layouts import laid_out
 from conformance.standalone.moving import map_leaves, taken_apart, tensors
 from conformance.standalone.observation import Observation, Raised, observe, out_of_memory, tensors_by_name, versions_of
@@ -95,6 +99,7 @@ class CheckedCall:
     - `mode`: the FakeTensorMode in which the fake kernel runs; None for a function without one.
     - `transform`: the compiler; `received` says whether it received a graph.
     - `others`: inputs of other sizes.
+    - `elsewhere`: asks a question in the process in which the operator runs; None if it runs in this one.
     """
 
     operator: Function
@@ -111,10 +116,17 @@ class CheckedCall:
     transform: Callable[[Function], Function] | None = None
     received: Callable[[], bool] = lambda: True
     others: Sequence[Inputs] = ()
+    elsewhere: Callable[..., Any] | None = None
+
+    def ask(self, question: Callable[..., Any], *details: Any) -> Any:
+        """Return `question(call, *details)`, which runs the operator. The question and its details are picklable, and
+        the answer is plain data with tensors."""
+        return question(self, *details) if self.elsewhere is None else self.elsewhere(question, *details)
 
     def actual(self, conditions: Conditions | None = None, around: Around = call_plainly) -> Observation:
         """Return the operator's answer."""
-        return observe_call(self.operator, self.inputs, conditions, around)
+        seen: Observation = self.ask(observe_operator, conditions, around)
+        return seen
 
     def expected(self, conditions: Conditions | None = None, around: Around = call_plainly) -> Observation:
         """Return the reference's answer."""
@@ -129,6 +141,20 @@ class CheckedCall:
     def written(self, want: Observation) -> Collection[str]:
         """Return the inputs that may change. Without a schema, the reference changes them in its answer `want`."""
         return changed_inputs(want, self) if self.writes is None else self.writes
+
+
+def observe_operator(call: CheckedCall, conditions: Conditions | None, around: Around) -> Observation:
+    """Call the operator under these conditions."""
+    return observe_call(call.operator, call.inputs, conditions, around)
+
+
+def observe_changes(call: CheckedCall, role: str) -> tuple[Observation, dict[str, tuple[str, str]]]:
+    """Call the operator or the reference, as `role` says. Return the answer, and the changes of the global state."""
+    assert call.reference is not None
+    torch.manual_seed(SEED)  # as `observe_call` does before the call
+    before = global_state(call.reference)
+    seen = observe_call(call.reference if role == "reference" else call.operator, call.inputs)
+    return seen, compare_states(before, global_state(call.reference))
 
 
 def observe_call(
@@ -282,8 +308,13 @@ def sway_reference(call: CheckedCall, around: Around, narrow: torch.dtype | None
 
 
 def compare_results(call: CheckedCall) -> Iterator[Found]:
-    """Compare the operator with the reference: results, their metadata and memory, and the inputs afterwards."""
-    want, got = call.expected(), call.actual()
+    """Compare the operator with the reference: results, their metadata and memory, the inputs afterwards, and what the
+    call changes of the global state."""
+    want, usual = observe_changes(call, "reference")
+    got, changed_state = call.ask(observe_changes, "operator")
+    for name, texts in changed_state.items():
+        if name not in usual:
+            yield "globals", Mismatch("globals", name, *texts)
     if got.error is not None:
         if call.kind == MIXED:
             raise NotJudged(f"the operator refuses them: {line_of(got.error)}")
@@ -405,20 +436,26 @@ def guard_memory(call: CheckedCall) -> Iterator[Found]:
     """Run the operator on memory between pages that allow no access. An access to them ends the process, and
     `writes_beyond` says whether it was a write. The bytes in the gaps of an input must not change the result. They are
     numbers of ordinary size, so that none of them vanishes in a sum."""
-    fences = Guarded(gaps=0x3F), Guarded(at_end=False), Guarded(gaps=0x41)
     sides: list[Observation] = []
-    for guarded in fences:
-        sides.append(call.actual(guarded))
-        if place := guarded.trespassed():
+    for guarded in (Guarded(gaps=0x3F), Guarded(at_end=False), Guarded(gaps=0x41)):
+        seen, place, has_gaps = call.ask(observe_guarded, guarded)
+        sides.append(seen)
+        if place:
             text = "a change of " + place
             yield "writes", Mismatch("writes", "the memory outside the tensors", "no change", text)
             return
-        has_gaps = any(fence.gaps.numel() for fence in fences[0].fences)
         if sides[0].error is not None or (len(sides) == 2 and not has_gaps):
             return
     detail = "bytes in the gaps between the elements of an input change the result"
     for mismatch in of_results(mismatches_of(sides[0], sides[2], {"value", "shape"}, bits=True)):
         yield under("reads", mismatch, detail)
+
+
+def observe_guarded(call: CheckedCall, guarded: Guarded) -> tuple[Observation, str, bool]:
+    """Call the operator on fenced memory. Return its answer, the place outside of its tensors where it wrote ("" for
+    none), and whether an input has gaps between its elements."""
+    seen = observe_operator(call, guarded, call_plainly)
+    return seen, guarded.trespassed(), any(fence.gaps.numel() for fence in guarded.fences)
 
 
 def call_operator(call: CheckedCall) -> list[Found]:
@@ -460,14 +497,16 @@ def compare_batch(call: CheckedCall) -> Iterator[Found]:
     if any(inputs[name].dim() <= dim or inputs[name].shape[dim] < 2 for name, dim in dims.items()):
         return
 
-    def call_by_entry(function: Function, inputs: dict[str, Any]) -> Any:
-        count = min(inputs[name].shape[dim] for name, dim in dims.items())
-        entries = [{name: inputs[name].narrow(dim, at, 1) for name, dim in dims.items()} for at in range(count)]
-        return join_results([call_plainly(function, {**inputs, **entry}) for entry in entries], torch.cat)
-
-    want, got = call.actual(), call.actual(around=call_by_entry)
+    want, got = call.actual(), call.actual(around=functools.partial(call_by_entry, dims))
     for mismatch in of_results(mismatches_of(want, got, ANSWER - {"dtype"}, bits=True)):
         yield under("batch", mismatch)
+
+
+def call_by_entry(dims: Mapping[str, int], function: Function, inputs: dict[str, Any]) -> Any:
+    """Call the function on each entry of the dimensions of these inputs, and join the results."""
+    count = min(inputs[name].shape[dim] for name, dim in dims.items())
+    entries = [{name: inputs[name].narrow(dim, at, 1) for name, dim in dims.items()} for at in range(count)]
+    return join_results([call_plainly(function, {**inputs, **entry}) for entry in entries], torch.cat)
 
 
 def join_results(results: Sequence[Any], join: Callable[[list[torch.Tensor]], torch.Tensor]) -> Any:
@@ -543,14 +582,14 @@ def compare_gradients(call: CheckedCall) -> Iterator[Found]:
         yield under("gradients", by_entry(mismatch))
 
 
-def differentiate_along(layout: str, dense: bool) -> Around:
-    """Return `differentiate_call` along cotangents in a layout, or along dense cotangents with the same values."""
+def differentiate_along(layout: str, dense: bool, function: Function, inputs: dict[str, Any]) -> Any:
+    """Return the gradients along cotangents in a layout, or along dense cotangents with the same values."""
 
     def lay(cotangent: torch.Tensor) -> torch.Tensor:
         grad: torch.Tensor = laid_out(cotangent, layout)
         return grad.clone(memory_format=torch.contiguous_format) if dense else grad
 
-    return lambda function, inputs: differentiate_call(function, inputs, lay)
+    return differentiate_call(function, inputs, lay)
 
 
 def compare_cotangents(call: CheckedCall) -> Iterator[Found]:
@@ -560,11 +599,11 @@ def compare_cotangents(call: CheckedCall) -> Iterator[Found]:
     for layout in COTANGENTS:
         changes_values = layout == "expanded"
         if changes_values not in dense:
-            dense[changes_values] = call.actual(around=differentiate_along(layout, True))
+            dense[changes_values] = call.actual(around=functools.partial(differentiate_along, layout, True))
         want = dense[changes_values]
         if not has_gradient(want):
             raise NotJudged("the operator has no gradient")
-        got = call.actual(around=differentiate_along(layout, False))
+        got = call.actual(around=functools.partial(differentiate_along, layout, False))
         for mismatch in of_results(mismatches_of(want, got, ANSWER - {"structure"}, call.tolerances)):
             yield under("cotangents", by_entry(mismatch), f"along {layout} cotangents")
             return
@@ -574,12 +613,16 @@ def check_gradients(call: CheckedCall) -> Iterator[Found]:
     """Compare the gradients with finite differences in float64, if the reference has none."""
     if has_gradient(call.expected(around=differentiate_call)):
         raise NotJudged("the reference has gradients to compare with")
+    if said := call.ask(check_finite_differences):
+        yield "gradcheck", Mismatch("gradcheck", "the gradient", "the finite differences", "other numbers", said)
+
+
+def check_finite_differences(call: CheckedCall) -> str:
+    """Return how the operator's gradients differ from finite differences; "" if they do not. Raises NotJudged."""
     inputs = map_leaves(call.inputs(), in_float64)
-    if sum(tensor.numel() for tensor in tensors(inputs)) > 200:
-        return
     variables = [tensor for tensor in tensors(inputs) if tensor.requires_grad]
-    if not variables:
-        return
+    if not variables or sum(tensor.numel() for tensor in tensors(inputs)) > 200:
+        return ""
 
     def function(*parts: torch.Tensor) -> Any:
         rest = iter(parts)
@@ -600,8 +643,8 @@ def check_gradients(call: CheckedCall) -> Iterator[Found]:
             raise NotJudged(NO_DERIVATIVE) from None
         if "GradcheckError" not in said.ancestors:
             raise NotJudged(f"it does not run in float64: {line_of(said)}") from None
-        texts = "the finite differences", "other numbers", " ".join(said.text.split())[:300]
-        yield "gradcheck", Mismatch("gradcheck", "the gradient", *texts)
+        return " ".join(said.text.split())[:300]
+    return ""
 
 
 def in_float64(leaf: Any) -> Any:
@@ -618,13 +661,18 @@ def compare_fake(call: CheckedCall) -> Iterator[Found]:
     want = call.actual()
     if want.error is not None:
         return
-    got = call.actual(Faked(call.mode))
+    got = call.ask(observe_fake, call_plainly)
     if got.error is not None and (reason := lacks_fake(got.error)):
         raise NotJudged(reason)
     if got.error is not None and "DynamicOutputShapeException" in got.error.ancestors:
         raise NotJudged("the shape of the result depends on values")
     for mismatch in of_results(mismatches_of(want, got, FAKE_ORACLES)):
         yield fact("fake", mismatch)
+
+
+def observe_fake(call: CheckedCall, around: Around) -> Observation:
+    """Call the operator on fake tensors."""
+    return observe_operator(call, Faked(call.mode), around)
 
 
 def lacks_fake(error: Raised) -> str:
@@ -637,9 +685,36 @@ def compare_symbolic(call: CheckedCall) -> Iterator[Found]:
     """Compare the fake kernel's metadata for symbolic sizes with the real results: at these sizes, and, where its
     guards hold, at the sizes of other calls."""
     every = [call.inputs, *call.others]
-    real = [observe_call(call.operator, inputs) for inputs in every]
-    if real[0].error is not None:
+    first, *others = [call.ask(observe_other, number) for number in range(len(every))]
+    if first.error is not None:
         return
+    sizes = [[tuple(tensor.shape) for tensor in tensors(inputs())] for inputs in every]
+    answers = call.ask(symbolic_metadata, sizes)
+    if isinstance(answers, Raised):
+        if reason := lacks_fake(answers):
+            raise NotJudged(reason)
+        yield "symbolic", Mismatch("symbolic", RESULT, "an answer", answers.kind, line_of(answers))
+        return
+    for at, seen, shapes in zip(sizes, (first, *others), answers, strict=True):
+        if seen.error is not None:
+            continue
+        wanted = [got for name, got in seen.tensors.items() if of_result(name)]
+        for right, (dtype, shape) in zip(wanted, shapes):
+            matches = len(shape) == len(right.shape) and all(n is None or n == m for n, m in zip(shape, right.shape))
+            if dtype != right.dtype or not matches:
+                texts = f"{right.dtype} {tuple(right.shape)}", f"{dtype} {shape}", f"for inputs of {at}"
+                yield "symbolic", Mismatch("symbolic", RESULT, *texts)
+                return
+
+
+def observe_other(call: CheckedCall, number: int) -> Observation:
+    """Call the operator on its inputs, which are number 0, or on inputs of other sizes."""
+    return observe_call(call.operator, [call.inputs, *call.others][number])
+
+
+def symbolic_metadata(call: CheckedCall, sizes: Sequence[Any]) -> Any:
+    """Return dtype and shape of each result of the fake kernel at each of these sizes, from one call with symbolic
+    sizes; none at sizes that its guards exclude. An error is an answer."""
     values = call.inputs()
 
     def results(*parts: torch.Tensor) -> list[torch.Tensor]:
@@ -648,35 +723,20 @@ def compare_symbolic(call: CheckedCall) -> Iterator[Found]:
     try:
         shapes = symbolic_results(call.mode, results, tensors(values))
     except Exception as error:
-        said = Raised.of(error)
-        if reason := lacks_fake(said):
-            raise NotJudged(reason) from None
-        yield "symbolic", Mismatch("symbolic", RESULT, "an answer", said.kind, line_of(said))
-        return
-    for inputs, seen in zip(every, real, strict=True):
-        if seen.error is not None:
-            continue
-        sizes = [tuple(tensor.shape) for tensor in tensors(inputs())]
-        wanted = [got for name, got in seen.tensors.items() if of_result(name)]
-        for right, (dtype, shape) in zip(wanted, shapes.at(sizes) or ()):
-            matches = len(shape) == len(right.shape) and all(n is None or n == m for n, m in zip(shape, right.shape))
-            if dtype != right.dtype or not matches:
-                texts = f"{right.dtype} {tuple(right.shape)}", f"{dtype} {shape}", f"for inputs of {sizes}"
-                yield "symbolic", Mismatch("symbolic", RESULT, *texts)
-                return
+        return Raised.of(error)
+    return [[*(shapes.at(each) or ())] for each in sizes]
 
 
 def compare_compiled(call: CheckedCall, check: str = "compile") -> Iterator[Found]:
     """Compare the operator with itself under a compiler; `check` is the name of the check."""
-    assert call.transform is not None
     for around in (call_plainly, differentiate_call) if call.derivable else (call_plainly,):
         want = call.actual(around=around)
         if want.error is not None or (around is differentiate_call and not has_gradient(want)):
             continue
-        got = observe_call(raising_inner(call.transform(call.operator)), call.inputs, None, around)
+        got, received = call.ask(observe_compiled, around)
         if got.error is not None and (reason := lacks_fake(got.error) or is_interpreted(got.error)):
             raise NotJudged(reason)
-        if got.error is None and not call.received():
+        if got.error is None and not received:
             raise NotJudged("the compiler received nothing")
         # Nothing promises the strides of a gradient.
         oracles = COMPILED_ORACLES - {SIGNIFICANT_STRIDE} if around is differentiate_call else COMPILED_ORACLES
@@ -684,6 +744,13 @@ def compare_compiled(call: CheckedCall, check: str = "compile") -> Iterator[Foun
             for mismatch in found:
                 yield fact(check, by_entry(mismatch))
             return
+
+
+def observe_compiled(call: CheckedCall, around: Around) -> tuple[Observation, bool]:
+    """Call the operator under the compiler. Return its answer, and whether the compiler received a graph."""
+    assert call.transform is not None
+    seen = observe_call(raising_inner(call.transform(call.operator)), call.inputs, None, around)
+    return seen, call.received()
 
 
 def compare_dynamic(call: CheckedCall) -> Iterator[Found]:
@@ -706,15 +773,19 @@ def compare_vmap(call: CheckedCall) -> Iterator[Found]:
     """Compare vmap with a loop."""
     if not tensors(call.inputs()) or call.written(call.expected()):
         raise NotJudged("the operator writes an input")
-    wide = dataclasses.replace(call, inputs=lambda: stack_inputs(call.inputs()))
-    want = wide.actual(around=call_in_loop)
+    want = call.ask(observe_stacked, call_in_loop)
     if want.error is not None:
         return
-    got = wide.actual(around=call_under_vmap)
+    got = call.ask(observe_stacked, call_under_vmap)
     if got.error is not None and NO_VMAP.search(got.error.text):
         raise NotJudged(f"the operator has no rule for vmap: {line_of(got.error)}")
     for mismatch in of_results(mismatches_of(want, got, ANSWER)):
         yield fact("vmap", mismatch)
+
+
+def observe_stacked(call: CheckedCall, around: Around) -> Observation:
+    """Call the operator on two entries of a new dimension."""
+    return observe_call(call.operator, lambda: stack_inputs(call.inputs()), None, around)
 
 
 def stack_inputs(inputs: dict[str, Any]) -> Any:
@@ -742,7 +813,7 @@ def compare_autocast(call: CheckedCall) -> Iterator[Found]:
     if plain.error is not None:
         return
     got = call.actual(around=call_under_autocast)
-    cast = observe_call(call.operator, lambda: map_leaves(call.inputs(), in_bfloat16))
+    cast = call.ask(observe_cast)
     right = [want for want in (plain, call.expected(around=call_under_autocast), cast) if want.error is None]
     by_side = [of_results(mismatches_of(want, got, ANSWER)) for want in right]
     if all(by_side):
@@ -751,10 +822,15 @@ def compare_autocast(call: CheckedCall) -> Iterator[Found]:
             yield fact("autocast", by_side[0][0])
             return
     if call.mode is not None and got.error is None:
-        meta = call.actual(Faked(call.mode), call_under_autocast)
+        meta = call.ask(observe_fake, call_under_autocast)
         found = mismatches_of(meta, got, {"structure", "dtype", "shape"}) if meta.error is None else []
         for mismatch in of_results(found):
             yield under("autocast", mismatch, f"the {mismatch.oracle}, which the fake kernel gives otherwise")
+
+
+def observe_cast(call: CheckedCall) -> Observation:
+    """Call the operator on inputs that autocast has cast."""
+    return observe_call(call.operator, lambda: map_leaves(call.inputs(), in_bfloat16))
 
 
 def call_under_autocast(function: Function, inputs: dict[str, Any]) -> Any:

@@ -56,6 +56,7 @@ MODULES = (
     "standalone/sizes.py",
     "standalone/conditions.py",
     "standalone/rounding.py",
+    "standalone/global_state.py",
     "standalone/operator_checks.py",
 )
 """Modules with the functions that scripts carry. If two modules define the same name, the later one counts."""
@@ -67,6 +68,7 @@ IMPORTS = {
     "sys.modules[": "import sys",
     "contextlib.": "import contextlib",
     "dataclasses.": "import dataclasses",
+    "functools.": "import functools",
     "overrides._": "from torch import overrides",
     "dispatch._": "from torch.utils import _python_dispatch as dispatch",
     "io.": "import io",

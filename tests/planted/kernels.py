@@ -115,6 +115,12 @@ def _accuracy(x: torch.Tensor) -> torch.Tensor:
     return x.exp() * (1 + 8e-7)
 
 
+def _globals(x: torch.Tensor) -> torch.Tensor:
+    """Leaves autograd off."""
+    torch.set_grad_enabled(False)
+    return x * torch.sigmoid(x)
+
+
 def _writes(x: torch.Tensor) -> torch.Tensor:
     """Writes the byte behind the result, as it was."""
     result = torch.empty_like(x).copy_(x * torch.sigmoid(x))
@@ -280,6 +286,7 @@ def _plant() -> None:
         "specials",
         "repetition",
         "batch",
+        "globals",
         "writes",
         "reads",
     ):

@@ -22,7 +22,7 @@ from conformance.run.session import Session
 from conformance.run.session import main as run_command
 from conformance.sources.accuracy.running import Job, MeasuredCases
 from conformance.sources.operator import worker
-from conformance.sources.operator.table import CHECKS, SLOW_COMPILER, usual
+from conformance.sources.operator.table import CHECKS, SLOW_COMPILER, usual, with_fatal
 from conformance.sources.operator.worker import Case, Subject
 
 FLAGS = ("like", "reference", "inputs", "checks", "exclude", "batch", "dtype", "limit", "memory", "strict",
@@ -42,7 +42,7 @@ class Operators(MeasuredCases):
     def cases(self, args: argparse.Namespace) -> tuple[list[Case], list[str]]:
         """See `MeasuredCases.cases`."""
         exclude, batch = dict(map(_pair, args.exclude)), dict(map(_dimension, args.batch))
-        names = options.chosen(args.checks or usual(batch), CHECKS, "check")
+        names = with_fatal(options.chosen(args.checks or usual(batch), CHECKS, "check"))
         options.chosen(exclude or ["all"], CHECKS, "check")
         if bool(args.like) == bool(args.reference):
             raise UsageError("give either --like NAME, or --reference MODULE:NAME with --inputs FILE.toml")

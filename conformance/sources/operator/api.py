@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from conformance.record.errors import UsageError
 from conformance.sources.operator.examine import (
     BUDGET,
     SECONDS,
@@ -14,6 +15,7 @@ from conformance.sources.operator.examine import (
     Request,
     Verdict,
     examination,
+    nothing_compared,
     unfinished,
     verdicts,
 )
@@ -52,7 +54,7 @@ def check(
     time: a warning then names the checks with fewer inputs, and with `strict` an AssertionError does.
 
     Raises AssertionError with the minimized script of the first difference, and UsageError for a request that cannot be
-    carried out.
+    carried out, or if no call was compared.
     """
     __tracebackhide__ = True  # pytest shows the line of the test, then the script
     near = sys._getframe(1).f_globals.get("__name__", "")
@@ -81,8 +83,11 @@ def check(
         also = [f"# Also {headline(by_check[name])}" for name in CHECKS if name in others]
         also += [f"# {said}"] if (said := unfinished(result, request, small)) else []
         raise AssertionError("\n".join(["", script(trial, small, carry=False).rstrip("\n"), *also]))
-    if said := unfinished(result, request):
-        if strict:
-            raise AssertionError(said)
-        warnings.warn(said, stacklevel=2)
+    late = unfinished(result, request)
+    if late and strict:
+        raise AssertionError(late)
+    if empty := nothing_compared(result):
+        raise UsageError(empty)
+    if late:
+        warnings.warn(late, stacklevel=2)
     return result

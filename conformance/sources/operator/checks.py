@@ -7,9 +7,11 @@ a part that it needs, such as a derivative; the reason says so.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +19,9 @@ import torch
 from conformance.engine.loading import load_target
 from conformance.engine.target import Target
 from conformance.sources.operator import calls as kinds
+from conformance.sources.operator.answers import packed, unpacked
 from conformance.sources.operator.calls import DrawnCall, Plan
+from conformance.sources.operator.forks import Fork
 from conformance.sources.operator.subject import Operator, by_finding_name, finding_name
 from conformance.standalone import operator_checks as checks
 from conformance.standalone import torch_compat
@@ -171,23 +175,70 @@ class Procedure:
     mode: FakeMode | None = None
     compiler: str = ""
 
-    def differences(self, trial: Examination, call: DrawnCall) -> Iterator[Found]:
-        """Yield what differs in a call. Raises NotJudged."""
+    def differences(self, trial: Examination, call: DrawnCall, elsewhere: Callable[..., Any]) -> Iterator[Found]:
+        """Yield what differs in a call. `elsewhere` asks a question about the operator. Raises NotJudged."""
         if self.lacks is not None and (reason := self.lacks(trial, call)):
             raise NotJudged(reason)
+        yield from self.run(replace(self.checked(trial, call), elsewhere=elsewhere))
+
+    def checked(self, trial: Examination, call: DrawnCall) -> CheckedCall:
+        """Return a call as the procedure takes it."""
         checked = checked_call(trial, call)
         if self.mode is not None and trial.operator.overload is not None:
             checked = replace(checked, mode=self.mode.make())
         if "others" in self.uses:
             checked = replace(checked, others=[inputs_of(other) for other in other_sizes(trial, call)])
+        return checked
+
+    @contextlib.contextmanager
+    def asked(self, trial: Examination, call: DrawnCall) -> Iterator[CheckedCall]:
+        """Context of the questions about a call, with the compiler if the procedure has one."""
+        checked = self.checked(trial, call)
         if not self.compiler:
-            yield from self.run(checked)
+            yield checked
             return
         target = loaded(self.compiler)
         with target.capture() as capture:
             assert capture is not None
             received = lambda: bool(capture.ops)  # noqa: E731
-            yield from self.run(replace(checked, transform=target.transform, received=received))
+            yield replace(checked, transform=target.transform, received=received)
+
+
+class OperatorProcess(Fork):
+    """The process in which the operator runs. It answers questions about calls and compares nothing, since the operator
+    may change everything there. A question may take `seconds`."""
+
+    def __init__(self, procedure: Procedure, trial: Examination, calls: Sequence[DrawnCall], seconds: float) -> None:
+        super().__init__(lambda pipe: answer_questions(procedure, trial, calls, pipe))
+        self.seconds = seconds
+
+    def ask(self, number: int, question: Callable[..., Any], *details: Any) -> Any:
+        """Return the answer to a question about a call. Raises ForkDied, NotJudged, and UnknownAnswer."""
+        self.send((number, question, details))
+        answer, reason = unpacked(self.receive(self.seconds, Connection.recv_bytes))
+        if reason:
+            raise NotJudged(reason)
+        return answer
+
+
+def answer_questions(procedure: Procedure, trial: Examination, calls: Sequence[DrawnCall], pipe: Connection) -> None:
+    """Answer the questions of `OperatorProcess.ask` until there are no more. An answer is a pair: the answer, and the
+    reason if the operator cannot be judged."""
+    with contextlib.ExitStack() as context:
+        current, call = -1, None
+        while True:
+            try:
+                number, question, details = pipe.recv()
+            except EOFError:
+                return
+            if number != current:
+                context.close()
+                current, call = number, context.enter_context(procedure.asked(trial, calls[number]))
+            try:
+                content = packed((question(call, *details), ""))
+            except NotJudged as error:
+                content = packed((None, str(error)))
+            pipe.send_bytes(content)
 
 
 def other_sizes(trial: Examination, call: DrawnCall) -> list[DrawnCall]:

@@ -9,22 +9,33 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from conformance.record.errors import UsageError
+from conformance.record.errors import UsageError, UserError
 from conformance.record.names import nearest
 from conformance.record.shortfall import FINDINGS, Shortfall, describe
 from conformance.run.messages import Death, ExitReason
 from conformance.sources.operator import inputs as descriptions
+from conformance.sources.operator.answers import UnknownAnswer
 from conformance.sources.operator.calls import DrawnCall, entry_of, from_description, from_op_db
-from conformance.sources.operator.checks import EVERY, PROCEDURES, REFUSED, Examination, answers, checked_call, loaded
-from conformance.sources.operator.forks import Send, forked, processor_time
+from conformance.sources.operator.checks import (
+    EVERY,
+    PROCEDURES,
+    REFUSED,
+    Examination,
+    OperatorProcess,
+    answers,
+    checked_call,
+    loaded,
+)
+from conformance.sources.operator.forks import ForkDied, Send, forked, processor_time, processor_time_of
 from conformance.sources.operator.subject import Operator, operator_of
-from conformance.sources.operator.table import CHECKS, FATAL, SLOW_COMPILER, usual
+from conformance.sources.operator.table import CHECKS, FATAL, SLOW_COMPILER, usual, with_fatal
 from conformance.standalone.moving import leaves
 from conformance.standalone.operator_checks import PROCESS, NotJudged, writes_beyond
 from conformance.standalone.oracles import Mismatch
@@ -38,6 +49,13 @@ SAMPLES = 40
 BUDGET = 30.0
 """Processor time for all checks of an operator, in seconds. A loaded machine needs more of a clock's time, but the same
 inputs are compared."""
+
+PATIENCE = 25
+"""Limit on the judging process, in multiples of the limit on a call: it waits for the operator, which may take longer
+by a clock than by its processor time."""
+
+NO_ACCESS = re.compile("SIGSEGV|SIGBUS")
+"""Signals of an access to memory that a process may not use."""
 
 OVER = "the time was over"
 """Reason of a call that did not begin."""
@@ -88,7 +106,7 @@ class Request:
         for name, reason in self.exclude.items():
             if not str(reason).strip():
                 raise UsageError(f"the check {name!r} is excluded without a reason: exclude={{{name!r}: 'why'}}")
-        return [name for name in CHECKS if name in (*names, *FATAL)]
+        return with_fatal(names)
 
 
 @dataclass(frozen=True)
@@ -208,14 +226,10 @@ def verdicts(trial: Examination, request: Request, budget: Budget | None = None)
 
 
 def _procedures(request: Request) -> dict[str, list[str]]:
-    """Return the procedures that run, with their checks. Each procedure looks for deaths; one whose other checks are
-    not chosen runs only if the user names no other check."""
+    """Return the procedures that run, with their checks."""
     chosen = [check for check in request.chosen() if check not in request.exclude]
-    deaths_only = request.checks is not None and {*request.checks} <= {*FATAL}
     groups = {name: [check for check in chosen if CHECKS[check].procedure == name] for name in PROCEDURES}
-    return {
-        name: run for name, run in groups.items() if {*run} - {*FATAL} or (run and deaths_only and name == "compare")
-    }
+    return {name: run for name, run in groups.items() if run}
 
 
 @dataclass
@@ -236,13 +250,27 @@ class Judging:
         return examination(self.request)
 
     def verdict(self, check: str) -> Verdict:
-        """Return the verdict of a check. It has a reason if it was not judged."""
+        """Return the verdict of a check. It has a reason if it was not judged. If its calls ended the process, and no
+        other check says so, that is its finding."""
         procedure = CHECKS[check].procedure
         if procedure not in self.known:
             wanted = [name for name in self.request.chosen() if CHECKS[name].procedure == procedure]
             results = verdicts(self.trial, replace(self.request, checks=wanted), self.budget)
             self.known[procedure] = {result.check: result for result in results}
-        return self.known[procedure].get(check) or Verdict(check, reason="another check of its group ended the process")
+        known = self.known[procedure]
+        result = known.get(check) or Verdict(check, reason="another check of its group ended the process")
+        deaths = [known[name].finding for name in FATAL if name in known and CHECKS[name].procedure != procedure]
+        return result if result.finding or not deaths else replace(result, finding=deaths[0])
+
+    def nothing_compared(self) -> str:
+        """Return the sentence about an operator of which no call was compared; "" if one was. Runs as many checks as it
+        needs to know."""
+        results = []
+        for check in self.request.chosen():
+            results.append(self.verdict(check))
+            if not nothing_compared(results):
+                return ""
+        return nothing_compared(results)
 
 
 def calls_of(trial: Examination, name: str) -> list[DrawnCall]:
@@ -311,6 +339,16 @@ def _outcome(check: str, reasons: Sequence[str]) -> Verdict:
     return Verdict(check, compared, "" if compared else reason or "no call shows it")
 
 
+def nothing_compared(results: Iterable[Verdict]) -> str:
+    """Return the sentence about an operator of which no call was compared or differs, with the first reason; "" if
+    one was."""
+    results = [*results]
+    if any(result.compared or result.finding for result in results):
+        return ""
+    reasons = dict.fromkeys(f"{result.check}: {result.reason}" for result in results if result.check not in FATAL)
+    return f"nothing was compared, so nothing is known of the operator ({next(iter(reasons), 'no check ran')})"
+
+
 def shortfalls(results: Iterable[Verdict], request: Request) -> list[Shortfall]:
     """Return the checks without a difference that compared fewer inputs than planned."""
     return [
@@ -347,42 +385,56 @@ def examined(
         loaded(procedure.compiler)
 
     def work(send: Send) -> None:
-        for turn, number in enumerate(in_turns(calls)):
-            if share <= 0 or (turn and processor_time() > share):
-                send(("done", number, OVER))
-                continue
-            send(("at", number, ""))
-            reason = ""
-            try:
-                for found in procedure.differences(trial, calls[number]):
-                    send(("found", number, found))
-            except NotJudged as error:
-                reason = str(error)
-            send(("done", number, reason))
+        """Judge the calls, in a fork. The operator runs in a fork of this fork."""
+        number = 0
 
-    number = 0
-    for item in forked(work, seconds):
+        def ask(question: Callable[..., Any], *details: Any) -> Any:
+            send(("asks", number, ""))  # the limit of time begins anew
+            return operator.ask(number, question, *details)
+
+        with OperatorProcess(procedure, trial, calls, seconds) as operator:
+            for turn, number in enumerate(in_turns(calls)):
+                used = processor_time() + processor_time_of(operator.process)
+                if share <= 0 or (turn and used > share):
+                    send(("done", number, OVER))
+                    continue
+                reason = ""
+                try:
+                    for found in procedure.differences(trial, calls[number], ask):
+                        send(("found", number, found))
+                except NotJudged as error:
+                    reason = str(error)
+                except ForkDied as error:
+                    send(("died", number, error.death))
+                    return
+                except UnknownAnswer as error:
+                    send(("found", number, ("structure", Mismatch("structure", PROCESS, "an answer", str(error)))))
+                    return
+                send(("done", number, reason))
+
+    for item in forked(work, PATIENCE * seconds):
         if isinstance(item, Death):
-            hangs = item.reason is ExitReason.TIMEOUT
+            raise UserError(f"the process that compares {item.said}; it calls the reference only, so run that by hand")
+        if isinstance(item, Exception):
+            raise item
+        event, number, content = item
+        if event == "found":
+            check, mismatch = content
+            yield Difference(check, mismatch, calls[number])
+        elif event == "done":
+            yield calls[number].kind, content
+        elif event == "died":
+            hangs = content.reason is ExitReason.TIMEOUT
             if hangs and procedure.compiler:
                 # The fork has ended, so the calls behind this one have no verdict either.
                 order = in_turns(calls)
                 for late in order[order.index(number) :]:
                     yield calls[late].kind, f"{SLOW_COMPILER} {seconds:g} s"
                 continue
-            check = "hang" if hangs else procedure.death
+            check = "hang" if hangs else procedure.death if NO_ACCESS.search(content.said) else "crash"
             if check == "reads" and _writes(trial, calls[number], seconds):
                 check = "writes"
-            yield Difference(check, Mismatch(check, PROCESS, "an answer", item.said), calls[number])
-        elif isinstance(item, Exception):
-            raise item
-        else:
-            event, number, content = item
-            if event == "found":
-                check, mismatch = content
-                yield Difference(check, mismatch, calls[number])
-            elif event == "done":
-                yield calls[number].kind, content
+            yield Difference(check, Mismatch(check, PROCESS, "an answer", content.said), calls[number])
 
 
 def _writes(trial: Examination, call: DrawnCall, seconds: float) -> bool:

@@ -1,8 +1,7 @@
 """Calls of the operator in a fork of this process, so that a crash, a hang or a leak ends the fork only.
 
-Defines `forked` and `processor_time`. The operator may be a closure, which no other process can import; a fork has it.
-The fork sends its progress before each call, so that the parent knows which call ended it. It drops the operator's
-output.
+Defines `Fork`, `forked` and `processor_time`. The operator may be a closure, which no other process can import; a fork
+has it. A fork drops the operator's output.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -45,52 +44,102 @@ def processor_time() -> float:
     return sum(os.times()[:4])
 
 
-def forked(work: Callable[[Send], None], seconds: float) -> Iterator[Any]:
-    """Run `work` in a fork, and yield its messages. A fork that sends nothing for `seconds` is killed (see
-    `_answers`). The last item is a `Death` if it did not end normally, or the exception that `work` raised."""
-    receiving, sending = multiprocessing.Pipe(duplex=False)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of forks of a process with threads
-        parent, process = os.getpid(), os.fork()
-    if process == 0:
-        receiving.close()
-        _work(work, sending, parent)
-    sending.close()
-    ended = False
-    try:
-        while _answers(receiving, process, seconds):
-            try:
-                item = receiving.recv()
-            except EOFError:
-                ended = True
-                break
-            yield item
-        if not ended:
-            yield Death(ExitReason.TIMEOUT, f"gave no answer in {seconds:g} s")
-    finally:
-        receiving.close()
-        if not ended:
+class Fork:
+    """A fork of this process, with a connection in both directions. `work` gets the fork's end of it. The end of the
+    `with` block kills the fork."""
+
+    def __init__(self, work: Callable[[Connection], None]) -> None:
+        self.connection, remote = multiprocessing.Pipe()
+        self.status: int | None = None
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of forks of a process with threads
+            parent, self.process = os.getpid(), os.fork()
+        if self.process == 0:
+            self.connection.close()
+            _work(work, remote, parent)
+        remote.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.connection.close()
+        if self.status is None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
-        status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-    if ended and status:
-        yield Death(ExitReason.CRASH, exit_in_words(status))
+                os.kill(self.process, signal.SIGKILL)
+            self.wait()
+
+    def wait(self) -> int:
+        """Wait for the end of the fork, and return its exit code."""
+        if self.status is None:
+            self.status = os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
+        return self.status
+
+    def receive(self, seconds: float, read: Callable[[Connection], Any] = Connection.recv) -> Any:
+        """Return the next message, read by `read`. Raises ForkDied if the fork has ended, or sends nothing for
+        `seconds` (see `_answers`)."""
+        if not _answers(self.connection, self.process, seconds):
+            raise ForkDied(Death(ExitReason.TIMEOUT, f"gave no answer in {seconds:g} s"))
+        try:
+            return read(self.connection)
+        except (EOFError, ConnectionResetError):
+            raise self.died() from None
+
+    def send(self, message: Any) -> None:
+        """Send a message. Raises ForkDied."""
+        try:
+            self.connection.send(message)
+        except (BrokenPipeError, ConnectionResetError):
+            raise self.died() from None
+
+    def died(self) -> ForkDied:
+        """Return the error that says how the fork ended."""
+        return ForkDied(Death(ExitReason.CRASH, exit_in_words(self.wait())))
+
+
+class ForkDied(Exception):
+    """A fork ended, or was too late. `death` says how."""
+
+    def __init__(self, death: Death) -> None:
+        super().__init__(death.said)
+        self.death = death
+
+
+END = "the end of the work"
+"""Last message of a fork that has done its work. One that ends without it has crashed, whatever its exit code: the
+operator may call `os._exit(0)`."""
+
+
+def forked(work: Callable[[Send], None], seconds: float) -> Iterator[Any]:
+    """Run `work` in a fork, and yield its messages. The last item is a `Death` if the fork did not end normally, or the
+    exception that `work` raised. A fork that sends nothing for `seconds` is killed (see `_answers`)."""
+
+    def run(pipe: Connection) -> None:
+        work(pipe.send)
+        pipe.send(END)
+
+    with Fork(run) as fork:
+        try:
+            while (item := fork.receive(seconds)) != END:
+                yield item
+        except ForkDied as error:
+            yield error.death
 
 
 def _answers(receiving: Connection, process: int, seconds: float) -> bool:
     """Whether a fork sends something in time. One that works may take `seconds` of processor time: other processes
     must not make a slow call a hang. One that waits, for example for a lock, may take `seconds` of a clock."""
-    begin = now = _processor_time_of(process)
+    begin = now = processor_time_of(process)
     while not receiving.poll(seconds):
-        before, now = now, _processor_time_of(process)
+        before, now = now, processor_time_of(process)
         if now - begin >= NEARLY * seconds or now - before < IDLE * seconds:
             return False
     return True
 
 
-def _processor_time_of(process: int) -> float:
+def processor_time_of(process: int) -> float:
     """Return the processor time of another process in seconds; 0 where the system does not tell, so that the clock
     decides."""
     with contextlib.suppress(OSError, ValueError, IndexError):
@@ -100,7 +149,7 @@ def _processor_time_of(process: int) -> float:
     return 0.0
 
 
-def _work(work: Callable[[Send], None], sending: Connection, parent: int) -> None:
+def _work(work: Callable[[Connection], None], pipe: Connection, parent: int) -> None:
     """Do the work and end this process, a fork of `parent`."""
     status = 1
     try:
@@ -119,10 +168,11 @@ def _work(work: Callable[[Send], None], sending: Connection, parent: int) -> Non
         torch.set_num_threads(1)  # the threads of a pool do not exist in a fork
         warnings.simplefilter("ignore")
         try:
-            work(sending.send)
+            work(pipe)
         except Exception as error:
-            sending.send(RuntimeError(f"{type(error).__name__}: {text_of(error)}"))
-        sending.close()
+            pipe.send(RuntimeError(f"{type(error).__name__}: {text_of(error)}"))
+            pipe.send(END)
+        pipe.close()
         status = 0
     finally:
         os._exit(status)

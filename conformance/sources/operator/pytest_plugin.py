@@ -60,8 +60,8 @@ def _judging(test: Callable[..., Any]) -> Any:
 @pytest.fixture
 def operator_check(request: pytest.FixtureRequest) -> Callable[[], None]:
     """A function that fails with the minimized script if the check finds a difference, and skips with the reason if it
-    could not be judged. A check that compared fewer inputs than planned, because the time was over, gives a warning,
-    and with `strict=True` in the marker it fails."""
+    could not be judged. It fails if no check of the marker compared anything. A check that compared fewer inputs than
+    planned, because the time was over, gives a warning, and with `strict=True` in the marker it fails."""
     name = request.param
 
     def run() -> None:
@@ -75,6 +75,8 @@ def operator_check(request: pytest.FixtureRequest) -> Callable[[], None]:
         if said and judging.request.strict:
             pytest.fail(said, pytrace=False)
         if verdict.excluded or not (verdict.finding or verdict.compared):
+            if empty := judging.nothing_compared():
+                pytest.fail(empty, pytrace=False)
             pytest.skip(verdict.reason)
         if verdict.finding is not None:
             pytest.fail(script(judging.trial, minimized(judging.trial, verdict.finding), carry=False), pytrace=False)

@@ -1,11 +1,11 @@
 """The table of checks of an operator. A command line is parsed without torch, so this module must not import it.
 
-Defines `CHECKS`, `FATAL` and `usual`. `checks` has the procedures that the rows name.
+Defines `CHECKS`, `FATAL`, `with_fatal` and `usual`. `checks` has the procedures that the rows name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 
@@ -34,6 +34,9 @@ CHECKS: Mapping[str, Check] = {
     "aliasing": Check("results share memory only as the schema declares, else only as the reference's do", "compare"),
     "mutation": Check("only inputs that the schema declares, else that the reference writes, change", "compare"),
     "version": Check("each write to an input raises its version counter, which autograd relies on", "compare"),
+    "globals": Check(
+        "random generators, settings and functions of torch, and the reference stay as they are", "compare"
+    ),
     "accuracy": Check("errors in ulp are at most 4 times torch CPU's, for operators with such a rule", "accuracy"),
     "writes": Check("no byte outside of the operands changes", "guard"),
     "reads": Check("no byte outside of the operands is read", "guard"),
@@ -61,6 +64,13 @@ FATAL = ("crash", "hang", "memory")
 
 SLOW_COMPILER = "compiling takes more than"
 """First words of the reason of a call that a compiler did not end in time, and of the calls behind it."""
+
+
+def with_fatal(names: Collection[str]) -> list[str]:
+    """Return checks in the order of the table, with those that their procedures can fail beside them and that have
+    rows of their own: each comparison can also end the process."""
+    compares = any(CHECKS[name].procedure == CHECKS[FATAL[0]].procedure for name in names)
+    return [name for name in CHECKS if name in names or (compares and name in FATAL)]
 
 
 def usual(batch: Mapping[str, int]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import warnings
@@ -91,10 +92,10 @@ def test_tolerances_of_the_user():
 
 def test_fewer_inputs_are_a_warning():
     """A check that the budget cuts short is never silent."""
-    said = r"Not judged: (\d+) of \1 inputs of values \(budget=0\), .*[^;]\.$"
+    said = r"Not judged: \d+ of \d+ inputs of blocks \(budget=1e-09\), .*[^;]\.$"
     with pytest.warns(UserWarning, match=said):
-        verdicts = conformance.check(**CORRECT["pointwise"], checks=["values"], budget=0.0)
-    assert all(verdict.late and not verdict.compared for verdict in verdicts)
+        verdicts = conformance.check(**CORRECT["pointwise"], checks=["values", "blocks"], budget=1e-9)
+    assert sum(verdict.compared for verdict in verdicts if verdict.check in ("values", "blocks")) == 1
 
 
 def test_fewer_inputs_are_a_failure_when_strict():
@@ -107,10 +108,30 @@ def test_fewer_inputs_are_a_failure_when_strict():
 
 def test_a_compiler_that_is_too_slow_is_not_silent(monkeypatch):
     """The compiler's limit is one of a clock, so a busy machine may judge less: the check says so."""
-    late = lambda work, seconds: iter([Death(ExitReason.TIMEOUT, "gave no answer")])  # noqa: E731
+    late = lambda work, seconds: iter([("done", 0, ""), ("died", 1, Death(ExitReason.TIMEOUT, "gave no"))])  # noqa: E731
     monkeypatch.setattr("conformance.sources.operator.examine.forked", late)
-    with pytest.warns(UserWarning, match=r"Not judged: (\d+) of \1 inputs of compile \(seconds=20\)\."):
+    with pytest.warns(UserWarning, match=r"Not judged: \d+ of \d+ inputs of compile \(seconds=20\)\."):
         conformance.check(**CORRECT["pointwise"], checks=["compile"])
+
+
+class TestNothingCompared:
+    """A verdict without a comparison is an error, so that it cannot be taken for a pass."""
+
+    @pytest.mark.parametrize(("changes", "reason"), [
+        ({"checks": ["values"], "budget": 0.0}, "values: 0 of 1 inputs, the time was over"),
+        ({"checks": ["gradcheck"]}, "gradcheck: the reference has gradients to compare with"),
+        ({"checks": ["values"], "exclude": dict.fromkeys(("values", "crash", "hang", "memory"), "why")}, "values: why"),
+    ])  # fmt: skip
+    def test_it_is_an_error(self, changes, reason):
+        """The sentence has the first reason."""
+        with pytest.raises(UsageError, match="nothing was compared, so nothing is known of the operator") as error:
+            conformance.check(**CORRECT["pointwise"], **changes)
+        assert reason in str(error.value)
+
+    def test_an_exit_code_of_0_is_a_crash(self):
+        """An operator that ends its process before the first comparison did pass formerly."""
+        with pytest.raises(AssertionError, match="crash: the process: expected an answer, got ended its process with"):
+            conformance.check(lambda x: os._exit(0), reference=torch.exp, inputs={"x": "float32[3]"})
 
 
 def test_a_script_that_time_kept_from_being_small_says_so(monkeypatch):

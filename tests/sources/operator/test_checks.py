@@ -189,7 +189,7 @@ class TestTime:
     def test_compiling_for_long_is_no_hang(self, monkeypatch):
         """The call and those behind it are then not judged, since their fork has ended."""
         monkeypatch.setattr(
-            "conformance.sources.operator.examine.forked", lambda *_: iter([Death(ExitReason.TIMEOUT, "")])
+            "conformance.sources.operator.examine.forked", lambda *_: iter([("died", 0, Death(ExitReason.TIMEOUT, ""))])
         )
         trial = examination(Request(**CORRECT["pointwise"]))
         calls = calls_of(trial, "compile")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -41,16 +42,40 @@ def test_a_lie_fails_the_run(tmp_path, capfd):
         main([*words, "--checks", "values,dtype,fake", "--strict", "--reports", str(tmp_path)]),
         capfd.readouterr(),
     )
-    assert code == 0 and "2 passed, 0 failed, 1 skipped" in out.out and "Not judged" not in out.out
+    assert code == 0 and "5 passed, 0 failed, 1 skipped" in out.out and "Not judged" not in out.out
     inputs = tmp_path / "inputs.toml"
     inputs.write_text('x = "float32[n, m]"\nsizes = {n = "1..9", m = "1..9"}\n')
     words = ["tests.planted.kernels:structure", "--reference", "tests.planted.kernels:halves", "--inputs", str(inputs)]
     code = main([*words, "--checks", "structure,values", "--exclude", "values=known", "--reports", str(tmp_path)])
     out = capfd.readouterr().out
-    assert code == 1 and "not judged: values: known" in out and "0 passed, 1 failed" in out
-    (result,) = model.load(tmp_path / "operator.json").results
+    assert code == 1 and "not judged: values: known" in out and "3 passed, 1 failed" in out
+    result = next(one for one in model.load(tmp_path / "operator.json").results if one.outcome is Outcome.FAIL)
     assert (result.op, result.variant, result.alone) == ("tests.planted.kernels.structure", "structure", SHOWS)
     assert "halves" in (tmp_path / "operator.html").read_text()
+
+
+def ends(x):
+    """Ends the process as if all were well, after some calls."""
+    CALLS.append(x)
+    return x * 2 if len(CALLS) < 4 else os._exit(0)
+
+
+def doubles(x):
+    return x * 2
+
+
+CALLS: list[object] = []
+
+
+@pytest.mark.parametrize("checks", ["values,dtype", "vmap", "repetition"])
+def test_an_operator_that_ends_the_process_fails(tmp_path, capfd, checks):
+    """Exit code 1, whichever checks are named. Regression test: an exit code of 0 ended the calls, and the checks
+    passed."""
+    inputs = tmp_path / "inputs.toml"
+    inputs.write_text('x = "float32[n]"\nsizes = {n = "1..9"}\n')
+    words = [f"{__name__}:ends", "--reference", f"{__name__}:doubles", "--inputs", str(inputs), "--checks", checks]
+    assert main([*words, "--reports", str(tmp_path)]) == 1
+    assert "ended its process with exit code 0" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(("words", "end", "code"), [((), ".", 0), (("--strict",), "; --strict makes this a", 1)])

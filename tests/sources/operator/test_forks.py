@@ -14,7 +14,7 @@ import torch
 
 from conformance.run.messages import Death, ExitReason
 from conformance.sources.operator import forks
-from conformance.sources.operator.forks import forked
+from conformance.sources.operator.forks import Fork, ForkDied, forked, processor_time_of
 from tests.patience import wait_until
 from tests.run.process_tree import alive
 
@@ -85,7 +85,7 @@ class Clocks:
 
     def __init__(self, monkeypatch, share, needed):
         self.share, self.needed, self.now = share, needed, 0.0
-        monkeypatch.setattr(forks, "_processor_time_of", lambda process: self.share * self.now)
+        monkeypatch.setattr(forks, "processor_time_of", lambda process: self.share * self.now)
 
     def poll(self, seconds):
         self.now += seconds
@@ -118,9 +118,35 @@ def test_a_loop_ends():
     assert [*forked(work, 0.2)] == [Death(ExitReason.TIMEOUT, "gave no answer in 0.2 s")]
 
 
-def test_an_exit_is_named():
-    """An operator that ends the process is a death."""
-    assert [*forked(lambda send: os._exit(3), 10)] == [Death(ExitReason.CRASH, "ended its process with exit code 3")]
+@pytest.mark.parametrize("code", [0, 3])
+def test_an_exit_is_named(code):
+    """An operator that ends the process is a death. Regression test: one with exit code 0 was none."""
+    said = f"ended its process with exit code {code}"
+    assert [*forked(lambda send: os._exit(code), 10)] == [Death(ExitReason.CRASH, said)]
+
+
+class TestFork:
+    def test_questions_and_answers(self):
+        """Messages go both ways; the fork ends when the connection does."""
+
+        def work(pipe):
+            while True:
+                pipe.send(2 * pipe.recv())
+
+        with Fork(work) as fork:
+            fork.send(3)
+            assert fork.receive(10) == 6
+            assert processor_time_of(fork.process) < 10
+        assert not alive(fork.process)
+
+    @pytest.mark.parametrize(("work", "said"), [
+        (lambda pipe: os._exit(0), "ended its process with exit code 0"),
+        (lambda pipe: time.sleep(1000), "gave no answer in 0.2 s"),
+    ])  # fmt: skip
+    def test_the_end_of_a_fork(self, work, said):
+        """A fork that ends instead of an answer, or gives none, has died."""
+        with Fork(work) as fork, pytest.raises(ForkDied, match=said):
+            fork.receive(0.2 if "0.2" in said else 60)
 
 
 def test_a_fault_of_the_work():

@@ -23,7 +23,18 @@ BY_LUCK = {"unwritten"}
 
 MISSED = {
     *("values", "layouts", "blocks", "specials", "repetition", "batch", "writes", "reads", "dtype", "shape", "strides"),
-    *("version", "accuracy", "gradients", "cotangents", "gradcheck", "symbolic", "vmap", "autocast", "refusals"),
+    *(
+        "globals",
+        "version",
+        "accuracy",
+        "gradients",
+        "cotangents",
+        "gradcheck",
+        "symbolic",
+        "vmap",
+        "autocast",
+        "refusals",
+    ),
 }
 NOT_TAKEN = {"structure", "compile", "dynamic", "crash", "hang", "memory"}
 """Lies that are plain functions."""

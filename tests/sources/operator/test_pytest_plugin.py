@@ -59,22 +59,30 @@ LATE = """
 import pytest, torch
 from tests.planted.kernels import right_silu
 
-@pytest.mark.operator(right_silu, like=torch.nn.functional.silu, checks=["values"], budget=0.0)
+@pytest.mark.operator(right_silu, like=torch.nn.functional.silu, checks=["blocks"], budget=1e-9)
 def test_late(operator_check):
     operator_check()
 
-@pytest.mark.operator(right_silu, like=torch.nn.functional.silu, checks=["values"], budget=0.0, strict=True)
+@pytest.mark.operator(right_silu, like=torch.nn.functional.silu, checks=["blocks"], budget=1e-9, strict=True)
+
+@pytest.mark.operator(right_silu, like=torch.nn.functional.silu, checks=["gradcheck"])
+def test_empty(operator_check):
+    operator_check()
+
+@pytest.mark.operator(right_silu, like=torch.nn.functional.silu, checks=["blocks"], budget=1e-9, strict=True)
 def test_strict(operator_check):
     operator_check()
 """
 
 
 def test_a_check_without_time(pytester):
-    """It is skipped with the number of inputs, and fails with `strict=True`."""
+    """It is skipped with the number of inputs, and fails with `strict=True`. A marker whose checks all compare nothing
+    fails."""
     out = outcome(pytester, test_mine=LATE)
-    assert "PASSED" not in out and "inputs, the time was over" in out
-    assert "FAILED test_mine.py::test_late" not in out and "FAILED test_mine.py::test_strict[values]" in out
-    assert "inputs of values (budget=0); --strict makes this a failure." in out
+    assert "PASSED test_mine.py::test_late[blocks]" not in out and "inputs, the time was over" in out
+    assert "FAILED test_mine.py::test_late" not in out and "FAILED test_mine.py::test_strict[blocks]" in out
+    assert "inputs of blocks (budget=1e-09); --strict makes this a failure." in out
+    assert "FAILED test_mine.py::test_empty[gradcheck]" in out and "nothing was compared" in out
 
 
 def test_a_wrong_marker(pytester):

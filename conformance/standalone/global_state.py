@@ -1,0 +1,125 @@
+"""What a call must leave as it was, beside its arguments: functions of torch, generators, settings, the reference.
+
+    before = global_state(reference)
+    torch.manual_seed(0)
+    compare_states(before, global_state(reference))  # {"torch.initial_seed()": ("1234", "0"), ...}
+
+An operator that replaces `torch.equal`, or the code of its reference, makes every later comparison in its process
+worthless. One that seeds a generator or leaves autograd off changes the user's program far away from the call.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+REPLACEABLE: Mapping[str, Any] = {
+    "torch": torch,
+    "torch.Tensor": torch.Tensor,
+    "torch.nn.functional": torch.nn.functional,
+    "torch.linalg": torch.linalg,
+    "torch.special": torch.special,
+    "torch.autograd": torch.autograd,
+    "torch.testing": torch.testing,
+}
+"""Modules and classes whose functions a call must not replace."""
+
+MODES: Mapping[str, Callable[[], Any]] = {
+    "torch.initial_seed()": torch.initial_seed,
+    "torch.is_grad_enabled()": torch.is_grad_enabled,
+    "torch.is_inference_mode_enabled()": torch.is_inference_mode_enabled,
+    "torch.is_anomaly_enabled()": torch.is_anomaly_enabled,
+    "torch.is_autocast_enabled('cpu')": lambda: torch.is_autocast_enabled("cpu"),
+    "torch.get_default_dtype()": torch.get_default_dtype,
+    "torch.get_default_device()": torch.get_default_device,
+    "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision,
+    "torch.get_num_threads()": torch.get_num_threads,
+    "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled,
+    "whether numbers below the smallest normal one are 0": lambda: sys.float_info.min / 2 == 0,
+}
+"""Settings of torch that hold beyond a call. torch does not tell `set_flush_denormal`, so the last one tries it."""
+
+
+def numpy_state() -> Any:
+    """Return the state of numpy's generator, which must be imported."""
+    state = sys.modules["numpy"].random.get_state()
+    return state[1].tobytes(), state[2]
+
+
+GENERATORS: Mapping[str, Callable[[], Any]] = {
+    "torch's random generator": lambda: bytes(torch.get_rng_state().tolist()),
+    "Python's random generator": sys.modules["random"].getstate,
+    "numpy's random generator": numpy_state,
+}
+"""States of the random generators."""
+
+
+MOST_FUNCTIONS = 100
+"""Limit on the functions below a function whose code is watched."""
+
+
+@dataclass(frozen=True)
+class GlobalState:
+    """What a call must leave as it was, by name: objects that must stay the same ones, settings that must stay equal,
+    and states of generators, which are too long to show."""
+
+    objects: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    generators: Mapping[str, Any]
+
+
+def global_state(function: Any) -> GlobalState:
+    """Return the state of this process. The code of a function and of those below it is a part of it."""
+    objects: dict[str, Any] = {}
+    for home, owner in REPLACEABLE.items():
+        for base in reversed(getattr(owner, "__mro__", (owner,))):  # a method of a base class may be replaced below it
+            objects |= {f"{home}.{name}": value for name, value in vars(base).items() if callable(value)}
+    for one in functions_below(function):
+        parts = {"code": one.__code__, "defaults": one.__defaults__, "keyword defaults": one.__kwdefaults__}
+        objects |= {f"the {part} of {one.__qualname__}": value for part, value in parts.items()}
+    known = {name: read for name, read in GENERATORS.items() if "numpy" not in name or "numpy" in sys.modules}
+    return GlobalState(
+        objects, {name: read() for name, read in MODES.items()}, {name: read() for name, read in known.items()}
+    )
+
+
+def compare_states(before: GlobalState, after: GlobalState) -> dict[str, tuple[str, str]]:
+    """Return what has changed, by name: as it was, and as it is."""
+    found = {
+        name: (str(value), str(after.settings[name]))
+        for name, value in before.settings.items()
+        if after.settings[name] != value
+    }
+    found |= {
+        name: ("its state before the call", "another one")
+        for name, value in before.generators.items()
+        if after.generators[name] != value
+    }
+    return found | {
+        name: ("the one before the call", "another one")
+        for name, value in before.objects.items()
+        if after.objects.get(name) is not value
+    }
+
+
+def functions_below(function: Any) -> list[Any]:
+    """Return a Python function, and those in its closure and among the globals that it names. Functions of torch are
+    not among them."""
+    found: dict[int, Any] = {}
+    left = [function]
+    while left and len(found) < MOST_FUNCTIONS:
+        one = left.pop()
+        if type(one) is not type(functions_below) or id(one) in found or one.__module__.partition(".")[0] == "torch":
+            continue
+        found[id(one)] = one
+        for cell in one.__closure__ or ():
+            try:
+                left.append(cell.cell_contents)
+            except ValueError:  # the name has no value yet
+                continue
+        left += [one.__globals__[name] for name in one.__code__.co_names if name in one.__globals__]
+    return [*found.values()]

@@ -1,0 +1,84 @@
+"""What a call changes of the state of its process, by name."""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import numpy
+import pytest
+import torch
+
+from conformance.sources.operator.forks import forked
+from conformance.standalone.global_state import compare_states, functions_below, global_state
+
+
+def scale(x, by=2):
+    return x * by
+
+
+def reference(x):
+    return scale(x)
+
+
+def changed(change) -> list[str]:
+    """The names of what differs after a change, made in a fork of this process."""
+
+    def work(send):
+        before = global_state(reference)
+        change()
+        send([*compare_states(before, global_state(reference))])
+
+    return next(forked(work, 60))
+
+
+def replace_code():
+    scale.__code__ = reference.__code__
+
+
+@pytest.mark.parametrize(("change", "name"), [
+    (lambda: setattr(torch, "equal", 0), "torch.equal"),
+    (lambda: setattr(torch.Tensor, "softmax", scale), "torch.Tensor.softmax"),
+    (lambda: setattr(torch.Tensor, "__eq__", scale), "torch.Tensor.__eq__"),
+    (lambda: setattr(torch.nn.functional, "silu", scale), "torch.nn.functional.silu"),
+    (lambda: setattr(torch.autograd, "grad", scale), "torch.autograd.grad"),
+    (replace_code, "the code of scale"),
+    (lambda: setattr(scale, "__defaults__", (3,)), "the defaults of scale"),
+    (lambda: torch.manual_seed(0), "torch.initial_seed()"),
+    (lambda: torch.rand(1), "torch's random generator"),
+    (lambda: random.seed(0), "Python's random generator"),
+    (lambda: numpy.random.seed(0), "numpy's random generator"),
+    (lambda: torch.set_grad_enabled(False), "torch.is_grad_enabled()"),
+    (lambda: torch.set_default_dtype(torch.float64), "torch.get_default_dtype()"),
+    (lambda: torch.set_float32_matmul_precision("medium"), "torch.get_float32_matmul_precision()"),
+    (lambda: torch.set_num_threads(3), "torch.get_num_threads()"),
+    (lambda: torch.use_deterministic_algorithms(True), "torch.are_deterministic_algorithms_enabled()"),
+    (lambda: torch.set_flush_denormal(True), "whether numbers below the smallest normal one are 0"),
+])  # fmt: skip
+def test_a_change_is_named(change, name):
+    """The most telling change comes first."""
+    assert changed(change)[0] == name
+
+
+def test_a_call_that_changes_nothing():
+    """New names, results and restored settings are no changes."""
+
+    def change():
+        torch.no_such_function = scale
+        with torch.no_grad(), torch.random.fork_rng():
+            torch.manual_seed(0)
+            reference(torch.ones(3)).sum()
+
+    assert changed(change) == []
+
+
+def test_without_numpy(monkeypatch):
+    """Its generator is read only where it has been imported."""
+    monkeypatch.delitem(sys.modules, "numpy")
+    assert "numpy's random generator" not in global_state(reference).generators
+
+
+def test_functions_below_a_function():
+    """Those in its closure and those that it names, and none of torch."""
+    assert functions_below(lambda x: reference(torch.norm(x)))[1:] == [reference, scale]
+    assert functions_below(torch.norm) == [] == functions_below(torch.nn.Linear(1, 1))
