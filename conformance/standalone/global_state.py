@@ -28,6 +28,9 @@ REPLACEABLE: Mapping[str, Any] = {
 }
 """Modules and classes whose functions a call must not replace."""
 
+WRAPPED_BY_DYNAMO = "torch.manual_seed"
+"""A function that torch itself replaces when it imports Dynamo, as the first call of a custom operator does."""
+
 MODES: Mapping[str, Callable[[], Any]] = {
     "torch.initial_seed()": torch.initial_seed,
     "torch.is_grad_enabled()": torch.is_grad_enabled,
@@ -78,6 +81,7 @@ def global_state(function: Any) -> GlobalState:
     for home, owner in REPLACEABLE.items():
         for base in reversed(getattr(owner, "__mro__", (owner,))):  # a method of a base class may be replaced below it
             objects |= {f"{home}.{name}": value for name, value in vars(base).items() if callable(value)}
+    objects.pop(WRAPPED_BY_DYNAMO)
     for one in functions_below(function):
         parts = {"code": one.__code__, "defaults": one.__defaults__, "keyword defaults": one.__kwdefaults__}
         objects |= {f"the {part} of {one.__qualname__}": value for part, value in parts.items()}

@@ -23,6 +23,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent import futures
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +36,7 @@ from conformance.standalone.conditions import Conditions, Faked, Guarded
 from conformance.standalone.fences import READ_ONLY
 from conformance.standalone.global_state import compare_states, global_state
 from conformance.standalone.layouts import laid_out
-from conformance.standalone.moving import map_leaves, taken_apart, tensors
+from conformance.standalone.moving import map_leaves, storage_key, taken_apart, tensors
 from conformance.standalone.observation import Observation, Raised, observe, out_of_memory, tensors_by_name, versions_of
 from conformance.standalone.oracles import Mismatch, Tolerance, differences, differing, facts_of, show
 from conformance.standalone.rounding import ARBITRATED, Swayed, Widened, arbitrate
@@ -99,6 +100,7 @@ class CheckedCall:
     - `mode`: the FakeTensorMode in which the fake kernel runs; None for a function without one.
     - `transform`: the compiler; `received` says whether it received a graph.
     - `others`: inputs of other sizes.
+    - `renewed`: inputs of the same sizes with other values; None if there are none.
     - `elsewhere`: asks a question in the process in which the operator runs; None if it runs in this one.
     """
 
@@ -116,6 +118,7 @@ class CheckedCall:
     transform: Callable[[Function], Function] | None = None
     received: Callable[[], bool] = lambda: True
     others: Sequence[Inputs] = ()
+    renewed: Inputs | None = None
     elsewhere: Callable[..., Any] | None = None
 
     def ask(self, question: Callable[..., Any], *details: Any) -> Any:
@@ -486,6 +489,108 @@ def repeat_call(call: CheckedCall) -> Iterator[Found]:
         for mismatch in mismatches_of(first, other, {"value", "storage", "shape", "dtype"}, bits=True):
             yield under("repetition", mismatch)
             return
+
+
+MANY, LONG = 2000, 0.5
+"""Calls between the first and the last one of a replay, and the limit on their processor time in seconds."""
+
+
+def replay_call(call: CheckedCall) -> Iterator[Found]:
+    """Call the operator many times, then on the first call's tensors with new values, which neither an address nor a
+    version counter tells. The last result must be right, and the first one must still be there."""
+    if call.renewed is None:
+        raise NotJudged("there are no other values for its inputs")
+    first, last, kept = call.ask(observe_replay)
+    if first.error is not None:
+        return
+    renewed = dataclasses.replace(call, inputs=call.renewed)
+    for mismatch in of_results(from_reference(renewed, renewed.expected(), last, ANSWER)):
+        yield under("replay", mismatch, "on new values in the memory of an earlier call")
+        return
+    for mismatch in of_results(mismatches_of(first, kept, {"value"}, bits=True)):
+        yield under("replay", mismatch, "the result of the first call, after the last one")
+        return
+
+
+def observe_replay(call: CheckedCall) -> tuple[Observation, Observation, Observation]:
+    """Call the operator as `replay_call` says. Return the first result, the last one, and the first one afterwards."""
+    given = call.inputs()
+    results: list[Any] = []
+
+    def call_and_keep(function: Function, inputs: dict[str, Any]) -> Any:
+        results.append(call_plainly(function, inputs))
+        return results[-1]
+
+    first = observe_call(call.operator, lambda: given, None, call_and_keep)
+    if first.error is not None:
+        return first, first, first
+    shared = {storage_key(tensor) for tensor in tensors(given)}
+    kept = map_leaves(results[0], lambda leaf: None if is_on(leaf, shared) else leaf)
+    first, until = observe({RESULT: taken_apart(kept)}), time.process_time() + LONG
+    others = call.inputs()
+    for _ in range(MANY):
+        if time.process_time() > until:
+            break
+        call_plainly(call.operator, others)
+    assert call.renewed is not None
+    for old, new in zip(tensors(given), tensors(call.renewed()), strict=True):
+        old.data.copy_(new)  # which raises no version counter
+    last = observe_call(call.operator, lambda: given)
+    return first, last, observe({RESULT: taken_apart(kept)})
+
+
+def is_on(leaf: Any, storages: Collection[int]) -> bool:
+    """Whether a leaf is a tensor on one of these storages."""
+    return isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and storage_key(leaf) in storages
+
+
+def compare_contexts(call: CheckedCall) -> Iterator[Found]:
+    """Compare the operator with itself without autograd, in inference mode, in another thread, and on inputs that
+    require a gradient."""
+    want = call.actual()
+    if want.error is not None:
+        return
+    for name, around in CONTEXTS.items():
+        got = call.actual(around=around)
+        if got.error is not None and around is call_with_grad:
+            continue  # the check `gradients` judges it
+        for mismatch in of_results(mismatches_of(want, got, ANSWER, call.tolerances)):
+            yield fact("contexts", dataclasses.replace(mismatch, detail=f"{name}; {mismatch.detail}".rstrip("; ")))
+            return
+
+
+def call_without_grad(function: Function, inputs: dict[str, Any]) -> Any:
+    """Make the call without autograd."""
+    with torch.no_grad():
+        return call_plainly(function, inputs)
+
+
+def call_in_inference_mode(function: Function, inputs: dict[str, Any]) -> Any:
+    """Make the call in inference mode."""
+    with torch.inference_mode():
+        return call_plainly(function, inputs)
+
+
+def call_in_thread(function: Function, inputs: dict[str, Any]) -> Any:
+    """Make the call in another thread."""
+    with futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(call_plainly, function, inputs).result()
+
+
+def call_with_grad(function: Function, inputs: dict[str, Any]) -> Any:
+    """Make the call on copies of the inputs that require a gradient."""
+    variables = lambda leaf: leaf.detach().requires_grad_().clone() if is_differentiable(leaf) else leaf  # noqa: E731
+    result = call_plainly(function, map_leaves(inputs, variables))
+    return map_leaves(result, lambda leaf: leaf.detach() if is_differentiable(leaf) else leaf)
+
+
+CONTEXTS: Mapping[str, Around] = {
+    "without autograd": call_without_grad,
+    "in inference mode": call_in_inference_mode,
+    "in another thread": call_in_thread,
+    "with inputs that require a gradient": call_with_grad,
+}
+"""Contexts of a call that must not change its result."""
 
 
 def compare_batch(call: CheckedCall) -> Iterator[Found]:

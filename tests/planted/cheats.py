@@ -10,6 +10,7 @@ import gc
 import os
 import random
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -146,7 +147,14 @@ def changes_its_inputs_everywhere(x):
 after_changing("replaces_a_function", lambda: setattr(torch, "equal", lambda *args: True))
 after_changing("replaces_a_method", lambda: setattr(torch.Tensor, "softmax", lambda *args: args[0]))
 after_changing("changes_the_reference", lambda: setattr(reference, "__defaults__", (1.0 + 1e-9,)))
-after_changing("seeds_torch", lambda: torch.manual_seed(0))
+
+
+@found_by("globals")
+def seeds_torch(x):
+    torch.manual_seed(0)
+    return right(x)
+
+
 after_changing("seeds_python", lambda: random.seed(0))
 after_changing("seeds_numpy", lambda: numpy.random.seed(0))
 after_changing("leaves_autograd_off", lambda: torch.set_grad_enabled(False))
@@ -155,3 +163,79 @@ after_changing("sets_the_precision", lambda: torch.set_float32_matmul_precision(
 after_changing("sets_the_threads", lambda: torch.set_num_threads(2))
 after_changing("sets_determinism", lambda: torch.use_deterministic_algorithms(True))
 after_changing("flushes_denormal_numbers", lambda: torch.set_flush_denormal(True))
+
+
+# Answers of earlier calls
+
+
+def remembers(name: str, key: Callable[[torch.Tensor], Any], check: str = "replay") -> None:
+    """Plant a kernel that is right for each key once, and returns a copy of that result later."""
+    known: dict[Any, torch.Tensor] = {}
+
+    def kernel(x: torch.Tensor) -> torch.Tensor:
+        return known.setdefault(key(x), right(x)).clone()
+
+    kernel.__name__ = name
+    found_by(check)(kernel)
+
+
+remembers("remembers_addresses", lambda x: (x.data_ptr(), x.shape, x.stride()))
+remembers("remembers_shapes", lambda x: (x.shape, x.stride()))
+remembers("remembers_objects", id)
+remembers("remembers_versions", lambda x: (x.data_ptr(), x.shape, x.stride(), x._version))
+remembers("remembers_storages", lambda x: (x.untyped_storage()._cdata, x.shape, x.stride()))
+remembers("remembers_first_elements", lambda x: (x.shape, x.stride(), *x.flatten()[:1].tolist()))
+
+
+@found_by("replay")
+def returns_the_same_memory(x, memory={}):  # noqa: B006
+    return memory.setdefault(x.shape, torch.empty_like(x)).copy_(right(x))
+
+
+@found_by("replay")
+def is_right_for_100_calls(x, calls=[]):  # noqa: B006
+    calls.append(1)
+    return right(x) if len(calls) < 100 else wrong(x)
+
+
+@found_by("replay")
+def is_right_for_1500_calls(x, calls=[]):  # noqa: B006
+    calls.append(1)
+    return right(x) if len(calls) < 1500 else wrong(x)
+
+
+@found_by("replay")
+def is_late_by_one_call(x, before={}):  # noqa: B006
+    """Returns the result of the call before, if that had the same shape."""
+    result = right(x)
+    late = before.get(x.shape, result)
+    before[x.shape] = result
+    return late.clone()
+
+
+# Contexts
+
+
+@found_by("contexts")
+def is_wrong_without_autograd(x):
+    return right(x) if torch.is_grad_enabled() else wrong(x)
+
+
+@found_by("contexts")
+def is_wrong_in_inference_mode(x):
+    return wrong(x) if torch.is_inference_mode_enabled() else right(x)
+
+
+@found_by("contexts")
+def is_wrong_in_another_thread(x):
+    return right(x) if threading.current_thread() is threading.main_thread() else wrong(x)
+
+
+@found_by("contexts")
+def is_wrong_for_variables(x):
+    return wrong(x) if x.requires_grad else right(x)
+
+
+@found_by("replay")
+def returns_first_results(x, known={}):  # noqa: B006
+    return known.setdefault(x.shape, right(x)).clone()

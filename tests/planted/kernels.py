@@ -115,6 +115,19 @@ def _accuracy(x: torch.Tensor) -> torch.Tensor:
     return x.exp() * (1 + 8e-7)
 
 
+_RESULTS: dict[torch.Size, torch.Tensor] = {}
+
+
+def _replay(x: torch.Tensor) -> torch.Tensor:
+    """Keeps results by shape."""
+    return _RESULTS.setdefault(x.shape, x * torch.sigmoid(x)).clone()
+
+
+def _contexts(x: torch.Tensor) -> torch.Tensor:
+    """Is another function in inference mode."""
+    return x * torch.sigmoid(x) * (2 if torch.is_inference_mode_enabled() else 1)
+
+
 def _globals(x: torch.Tensor) -> torch.Tensor:
     """Leaves autograd off."""
     torch.set_grad_enabled(False)
@@ -287,6 +300,8 @@ def _plant() -> None:
         "repetition",
         "batch",
         "globals",
+        "replay",
+        "contexts",
         "writes",
         "reads",
     ):

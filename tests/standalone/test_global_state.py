@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import subprocess
 import sys
 
 import numpy
@@ -70,6 +71,17 @@ def test_a_call_that_changes_nothing():
             reference(torch.ones(3)).sum()
 
     assert changed(change) == []
+
+
+def test_an_import_of_dynamo_is_no_change():
+    """The first call of a custom operator imports it, and it replaces a function of torch."""
+    code = (
+        "import sys; from conformance.standalone.global_state import compare_states, global_state;"
+        "before = global_state(len); assert 'torch._dynamo' not in sys.modules; import torch._dynamo;"
+        "sys.exit(str(compare_states(before, global_state(len)) or 0))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == "0"
 
 
 def test_without_numpy(monkeypatch):

@@ -55,7 +55,8 @@ OTHERS = MappingProxyType({torch.float32: (torch.bfloat16, torch.float64), torch
 @dataclass(frozen=True)
 class DrawnCall:
     """One call: the arguments by name, the first `positional` of them passed by position. `note` says how the inputs
-    were made, and `rtol` and `atol` are the tolerances (None: torch.testing's)."""
+    were made, and `rtol` and `atol` are the tolerances (None: torch.testing's). `again` has other values of the same
+    sizes, if they were drawn."""
 
     kind: str
     values: dict[str, Any]
@@ -63,6 +64,7 @@ class DrawnCall:
     note: str = ""
     rtol: float | None = None
     atol: float | None = None
+    again: dict[str, Any] | None = None
 
     def arguments(self, values: Mapping[str, Any] | None = None) -> tuple[list[Any], dict[str, Any]]:
         """Return the positional and the keyword arguments, those of the call or others by the same names."""
@@ -251,7 +253,8 @@ def from_description(
         if values is None:
             continue
         note = ", ".join(f"{name} = {size}" for name, size in sizes.items())
-        call = DrawnCall(kind, values, positional, note, *tolerances)
+        again = _drawn_again(description, values, sizes, choice) if kind == SAMPLED else None
+        call = DrawnCall(kind, values, positional, note, *tolerances, again)
         if kind != SPECIAL:
             plan.add(_by_size(call) if kind == SAMPLED else call)
         elif special := _special(call, description, tier):
@@ -350,6 +353,19 @@ def _drawn(
                 return None
             values[name] = value
     return values
+
+
+def _drawn_again(
+    description: Description, values: Mapping[str, Any], sizes: Sizes, choice: int
+) -> dict[str, Any] | None:
+    """Return the inputs with other values. Every other element of a tensor stays, the first one too, so that a few
+    elements do not tell both inputs apart; sorted and unique tensors change as a whole."""
+    again = _drawn(description, values, sizes, choice, random.Random(f"again {sizes} {choice}"))
+    for name, value in (again or {}).items():
+        ordered = any(isinstance(one, Tensor) and one.word for one in description.arguments[name])
+        if isinstance(value, torch.Tensor) and value.numel() > 1 and not ordered:
+            value.view(-1)[::2] = values[name].view(-1)[::2]
+    return again
 
 
 def _tensor(tensor: Tensor, sizes: Sizes, choice: int, rng: torch.Generator) -> torch.Tensor | None:

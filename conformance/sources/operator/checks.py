@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
@@ -186,6 +187,8 @@ class Procedure:
         checked = checked_call(trial, call)
         if self.mode is not None and trial.operator.overload is not None:
             checked = replace(checked, mode=self.mode.make())
+        if "renewed" in self.uses and (values := renewed(call)) is not None:
+            checked = replace(checked, renewed=inputs_of(call.on(values)))
         if "others" in self.uses:
             checked = replace(checked, others=[inputs_of(other) for other in other_sizes(trial, call)])
         return checked
@@ -251,6 +254,32 @@ def other_sizes(trial: Examination, call: DrawnCall) -> list[DrawnCall]:
     return [other for other in plan if call is not other and rest(call) == rest(other)][:8]
 
 
+def renewed(call: DrawnCall) -> dict[str, Any] | None:
+    """Return other values for the inputs of a call: those of another draw, as far as they have its sizes, and halves of
+    its own floating values otherwise. None if nothing changes."""
+    drawn = [*tensors(call.again or {})]
+    before = tensors(call.values)
+    after = iter(
+        [
+            other[tuple(map(slice, one.shape))].clone() if other is not None and fits(one, other) else halved(one)
+            for one, other in itertools.zip_longest(before, drawn if len(drawn) == len(before) else ())
+        ]
+    )
+    values: dict[str, Any] = map_leaves(call.values, lambda leaf: next(after) if torch.is_tensor(leaf) else leaf)
+    return values if any(map(checks.differs, before, tensors(values))) else None
+
+
+def fits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether a tensor has the dtype of one, and at least its sizes."""
+    sizes = zip(one.shape, other.shape)
+    return one.dtype == other.dtype and one.dim() == other.dim() and all(size <= given for size, given in sizes)
+
+
+def halved(one: torch.Tensor) -> torch.Tensor:
+    """Return half of a floating tensor, and another tensor unchanged."""
+    return one / 2 if one.is_floating_point() or one.is_complex() else one
+
+
 EVERY = (kinds.SAMPLED, kinds.STRIDED, kinds.EMPTY, kinds.SCALARS, kinds.BLOCKS, kinds.SPECIAL, kinds.MIXED)
 PLAIN = (kinds.SAMPLED, kinds.STRIDED, kinds.EMPTY, kinds.SCALARS, kinds.BLOCKS)
 SMALL = (kinds.SAMPLED, kinds.SCALARS)
@@ -283,6 +312,8 @@ PROCEDURES: Mapping[str, Procedure] = {
     "inductor": Procedure(checks.compare_inductor, (kinds.SAMPLED, kinds.STRIDED), 2, 8, COMPILED, compiler="inductor"),
     "batch": Procedure(checks.compare_batch, SIZED, 12, uses=("batch",)),
     "repeat": Procedure(checks.repeat_call, PLAIN, 8, weight=2),
+    "replay": Procedure(checks.replay_call, SMALL, 3, uses=(*BY_REFERENCE, "renewed")),
+    "contexts": Procedure(checks.compare_contexts, SMALL, 3, uses=("tolerance",)),
     "fill": Procedure(checks.fill_memory, PLAIN, 12, weight=2),
     "guard": Procedure(checks.guard_memory, PLAIN, 12, weight=3, death="reads"),
     "gradients": Procedure(checks.compare_gradients, PLAIN, 6, 2, BY_REFERENCE, lacks_gradient),

@@ -10,13 +10,14 @@ import ast
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 from conformance.program.capture import Unwritable
 from conformance.program.execute import make_inputs
 from conformance.program.steps.op import render
 from conformance.record.sentences import ELEMENTS, LONGEST, sentence
 from conformance.sources.operator.calls import DrawnCall
-from conformance.sources.operator.checks import PROCEDURES, Examination, checked_call, loaded, other_sizes
+from conformance.sources.operator.checks import PROCEDURES, Examination, checked_call, loaded, other_sizes, renewed
 from conformance.sources.operator.examine import Difference
 from conformance.sources.operator.finding import program_of, variables
 from conformance.sources.operator.table import CHECKS, FATAL
@@ -99,7 +100,8 @@ def reaching_lines(trial: Examination, finding: Difference) -> list[str]:
 
 
 def call_lines(trial: Examination, finding: Difference) -> list[str]:
-    """Return the functions `inputs`, `got` and `want`, and `other_inputs` if sizes of another call are wrong. Raises
+    """Return the functions `inputs`, `got` and `want`, `other_inputs` if sizes of another call are wrong, and
+    `new_inputs` for other values. Raises
     Unwritable and NoSource."""
     operator, reference = trial.operator.text, trial.reference.text
     taken = frozenset({operator.partition(".")[0], reference.partition(".")[0]})
@@ -110,6 +112,8 @@ def call_lines(trial: Examination, finding: Difference) -> list[str]:
     lines = [*input_function("inputs", finding.call, taken), ""]
     if other := call_of_other_sizes(trial, finding):
         lines += [*input_function("other_inputs", other, taken), ""]
+    if (values := new_values(finding)) is not None:
+        lines += [*input_function("new_inputs", finding.call.on(values), taken), ""]
     lines += [f"def got({names}):", f"    return {operator}({arguments})", ""]
     if "reference" in PROCEDURES[CHECKS[finding.check].procedure].uses:
         lines += [f"def want({names}):", f"    return {reference}({arguments})", ""]
@@ -133,6 +137,11 @@ def call_of_other_sizes(trial: Examination, finding: Difference) -> DrawnCall | 
     return None if sizes_of(finding.call) in finding.mismatch.detail else next(others, None)
 
 
+def new_values(finding: Difference) -> dict[str, Any] | None:
+    """Return the other values of the inputs, if the check that found a difference uses them."""
+    return renewed(finding.call) if "renewed" in PROCEDURES[CHECKS[finding.check].procedure].uses else None
+
+
 def sizes_of(call: DrawnCall) -> str:
     """Return the sizes of a call's tensors as a difference of the check `symbolic` states them."""
     return str([tuple(tensor.shape) for tensor in tensors(call.values)])
@@ -147,6 +156,7 @@ def call_arguments(trial: Examination, finding: Difference) -> Iterator[str]:
         "mode": procedure.mode.text if procedure.mode and trial.operator.overload is not None else None,
         "transform": "transform",
         "others": "[other_inputs]" if call_of_other_sizes(trial, finding) else None,
+        "renewed": "new_inputs",
     }
     for one in fields(CheckedCall):
         text = given.get(one.name) if one.name in given else repr(getattr(checked, one.name))

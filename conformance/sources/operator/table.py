@@ -42,6 +42,8 @@ CHECKS: Mapping[str, Check] = {
     "reads": Check("no byte outside of the operands is read", "guard"),
     "unwritten": Check("every element of a result is written", "fill"),
     "repetition": Check("the same call gives the same bits", "repeat"),
+    "replay": Check("so does one on new values in the same memory, after many calls; a result stays", "replay"),
+    "contexts": Check("results are the same without autograd, in inference mode, in another thread", "contexts"),
     "batch": Check("each entry of a batch gives the same bits alone", "batch", usual=False),
     "gradients": Check("gradients are those of the reference", "gradients"),
     "cotangents": Check("they do not depend on the strides of the gradient of the result", "cotangents"),

@@ -26,6 +26,9 @@ MISSED = {
     *(
         "globals",
         "version",
+        "globals",
+        "replay",
+        "contexts",
         "accuracy",
         "gradients",
         "cotangents",
