@@ -50,6 +50,14 @@ class Raised:
         return "NotImplementedError" in self.ancestors
 
 
+@dataclass(frozen=True)
+class Foreign:
+    """A result that is neither a plain tensor nor plain data: the name of its type, and its text."""
+
+    kind: str
+    text: str
+
+
 def contiguity(tensor: torch.Tensor) -> str:
     """Return layout flags as words: the flags that torch derives from the geometry, the lazy conj and neg bits, and
     "inference". A tensor without elements has no memory format; the oracle `stride` compares its strides."""

@@ -37,7 +37,15 @@ from conformance.standalone.fences import READ_ONLY
 from conformance.standalone.global_state import compare_states, global_state
 from conformance.standalone.layouts import laid_out
 from conformance.standalone.moving import map_leaves, storage_key, taken_apart, tensors
-from conformance.standalone.observation import Observation, Raised, observe, out_of_memory, tensors_by_name, versions_of
+from conformance.standalone.observation import (
+    Foreign,
+    Observation,
+    Raised,
+    observe,
+    out_of_memory,
+    tensors_by_name,
+    versions_of,
+)
 from conformance.standalone.oracles import Mismatch, Tolerance, differences, differing, facts_of, show
 from conformance.standalone.rounding import ARBITRATED, Swayed, Widened, arbitrate
 from conformance.standalone.torch_compat import raising_inner, symbolic_results, version_of, with_memory
@@ -181,6 +189,7 @@ def observe_call(
         written = taken_apart(map_leaves(given, as_observable))
         if error is not None:
             return observe((), written, target=conditions.reader, error=error)
+        result = result if conditions.reader else map_leaves(result, as_plain)
         return observe({RESULT: taken_apart(result)}, written, target=conditions.reader, versions=versions)
     except Exception as raised:  # for example a result that reaches past the end of its storage
         return Observation(error=Raised.of(raised))
@@ -189,6 +198,23 @@ def observe_call(
 def as_observable(leaf: Any) -> Any:
     """Return a tensor among the inputs, which a call may change, and None for another leaf."""
     return leaf if isinstance(leaf, torch.Tensor) and not leaf.is_meta else None
+
+
+PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, type(None), bool, int, float, complex, str, bytes, torch.dtype, slice)
+"""Types of results that are compared as they are, beside sizes, and trees of these."""
+
+
+def as_plain(leaf: Any) -> Any:
+    """Return a leaf of a result if it can be compared, a dataclass as a dict of its fields, and otherwise the name of
+    the leaf's type. An instance of a subclass of tensors may compute its values when they are read."""
+    if type(leaf) in PLAIN_TYPES or isinstance(leaf, torch.Size):
+        return leaf
+    if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+        parts = {one.name: getattr(leaf, one.name) for one in dataclasses.fields(leaf)}
+        return {"type": type(leaf).__name__, **map_leaves(parts, as_plain)}
+    kind = type(leaf)
+    home = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return Foreign(f"{home}{kind.__qualname__}", "" if isinstance(leaf, torch.Tensor) else repr(leaf)[:200])
 
 
 # What an answer says
@@ -632,6 +658,7 @@ COTANGENTS = ("transposed", "expanded", "gaps")
 
 NO_FORMULA = re.compile(r"no autograd formula was registered|derivative for .* is not implemented")
 NO_FAKE = re.compile(r"no fake impl registered|UnsupportedOperator|has no .*(meta|fake)|no fake kernel", re.IGNORECASE)
+IN_FORK = re.compile(r"autograd's threading in combination with fork")
 NO_VMAP = re.compile(r"vmap|[Bb]atching rule|Tensor that doesn't have storage|storage of BatchedTensorImpl")
 """Sentences of torch about a missing part of an operator. Any other error is a difference."""
 
@@ -667,6 +694,18 @@ def is_differentiable(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex())
 
 
+def why_none(seen: Observation) -> str:
+    """Return why a differentiated call has no gradient, if an error says so."""
+    if seen.error is None:
+        return ""
+    if IN_FORK.search(seen.error.text):
+        return (
+            ": autograd does not run in a fork of a process that has run a backward pass on a device; run this check "
+            "in a process of its own, or before that pass"
+        )
+    return f": {line_of(seen.error)}"
+
+
 def has_gradient(seen: Observation) -> bool:
     """Whether a differentiated call has an answer that requires a gradient."""
     return seen.error is None and seen.others.get("result['requires_grad']") is True
@@ -676,7 +715,7 @@ def compare_gradients(call: CheckedCall) -> Iterator[Found]:
     """Compare the gradients with those of the reference."""
     want = call.expected(around=differentiate_call)
     if not has_gradient(want):
-        raise NotJudged("the reference has no gradient")
+        raise NotJudged(f"the reference has no gradient{why_none(want)}")
     got = call.actual(around=differentiate_call)
     if got.error is not None and NO_FORMULA.search(got.error.text):
         raise NotJudged(NO_DERIVATIVE)
@@ -707,7 +746,7 @@ def compare_cotangents(call: CheckedCall) -> Iterator[Found]:
             dense[changes_values] = call.actual(around=functools.partial(differentiate_along, layout, True))
         want = dense[changes_values]
         if not has_gradient(want):
-            raise NotJudged("the operator has no gradient")
+            raise NotJudged(f"the operator has no gradient{why_none(want)}")
         got = call.actual(around=functools.partial(differentiate_along, layout, False))
         for mismatch in of_results(mismatches_of(want, got, ANSWER - {"structure"}, call.tolerances)):
             yield under("cotangents", by_entry(mismatch), f"along {layout} cotangents")

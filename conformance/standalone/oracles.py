@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from conformance.record.names import ORACLES, SIGNIFICANT_STRIDE
-from conformance.standalone.observation import Observation, Raised
+from conformance.standalone.observation import Foreign, Observation, Raised
 from conformance.standalone.torch_compat import default_tolerances
 
 Tolerance = Mapping[str, tuple[float, float]]
@@ -97,7 +97,8 @@ def plain_facts(name: str, answer: Any) -> Facts:
     """Return the facts of an answer that is not a tensor."""
     if isinstance(answer, Raised):
         return {("error", name): answer}
-    return {("structure", name): type(answer).__name__, ("value", name): answer}
+    kind = answer.kind if isinstance(answer, Foreign) else type(answer).__name__
+    return {("structure", name): kind, ("value", name): answer}
 
 
 def differences(

@@ -113,6 +113,19 @@ class TestOtherChecks:
         with pytest.raises(NotJudged, match="the reference has no gradient"):
             found(compare_gradients, torch.relu, torch.Tensor.detach)
 
+    @pytest.mark.parametrize(("text", "said"), [
+        ("no such thing", "the reference has no gradient: RuntimeError: no such thing"),
+        ("Unable to handle autograd's threading in combination with fork-based multiprocessing.", "process of its own"),
+    ])  # fmt: skip
+    def test_why_there_is_no_gradient(self, text, said):
+        """Regression test: a fork in which autograd does not run had a reference without a gradient."""
+
+        def refuse(x):
+            raise RuntimeError(text)
+
+        with pytest.raises(NotJudged, match=said):
+            found(compare_gradients, torch.relu, refuse)
+
     def test_vmap(self):
         assert found(compare_vmap, torch.relu) == []
         assert found(compare_vmap, lambda x: x + int("Batched" in str(x))) == ["vmap"]

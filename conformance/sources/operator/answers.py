@@ -15,10 +15,9 @@ from typing import Any
 
 import torch
 
-from conformance.standalone.observation import Observation, Raised, Seen
-from conformance.standalone.oracles import Mismatch
+from conformance.standalone.observation import Foreign, Observation, Raised, Seen
 
-TYPES = (Observation, Seen, Raised, Mismatch, complex, slice, frozenset, torch.Size)
+TYPES = (Observation, Seen, Raised, Foreign, complex, slice, frozenset, torch.Size)
 """Types of objects in answers, beside tensors, dtypes, and the types that a pickle writes without a name."""
 
 

@@ -83,10 +83,17 @@ class DrawnCall:
 
 @dataclass
 class Plan:
-    """The calls. `accepts` says whether the reference answers a call."""
+    """The calls. `refusal` is the reference's error in a call, "" if it answers; `refused` is the first one."""
 
-    accepts: Callable[[DrawnCall], bool]
+    refusal: Callable[[DrawnCall], str]
+    refused: str = ""
     calls: list[DrawnCall] = field(default_factory=list)
+
+    def accepts(self, call: DrawnCall) -> bool:
+        """Whether the reference answers a call."""
+        said = self.refusal(call)
+        self.refused = self.refused or said
+        return not said
 
     def of(self, *kinds: str) -> list[DrawnCall]:
         """Return the calls of these kinds."""
@@ -127,14 +134,14 @@ def entry_of(like: Any) -> Any:
 
 
 def from_op_db(
-    entry: Any, operator: Operator, accepts: Callable[[DrawnCall], bool], dtypes: Iterable[str], limit: int
+    entry: Any, operator: Operator, refusal: Callable[[DrawnCall], str], dtypes: Iterable[str], limit: int
 ) -> Plan:
     """Return calls on the samples of an entry of op_db, in these dtypes. Raises UsageError if the operator takes the
     arguments of no sample."""
     from conformance.sources.opinfo import catalog
     from conformance.sources.opinfo.sampling import samples
 
-    plan, refused = Plan(accepts), ""
+    plan, refused = Plan(refusal), ""
     for name in dtypes:
         dtype = getattr(torch, name)
         if dtype not in entry.dtypes:
@@ -242,12 +249,12 @@ def _stretched(call: DrawnCall, size: int) -> DrawnCall | None:
 def from_description(
     description: Description,
     operator: Operator,
-    accepts: Callable[[DrawnCall], bool],
+    refusal: Callable[[DrawnCall], str],
     tolerances: tuple[float | None, float | None],
 ) -> Plan:
     """Return calls on drawn inputs. Raises UsageError if the operator has other arguments, or the reference accepts
     none of the calls."""
-    plan, (names, positional) = Plan(accepts), _passed([*description.arguments], operator)
+    plan, (names, positional) = Plan(refusal), _passed([*description.arguments], operator)
     for kind, sizes, choice, tier in _draws(description):
         values = _drawn(description, names, sizes, choice, random.Random(f"{kind} {sizes} {choice}"))
         if values is None:
@@ -260,7 +267,7 @@ def from_description(
         elif special := _special(call, description, tier):
             plan.add(special)
     if not plan.calls:
-        raise UsageError("the reference raises on every call that the inputs describe; run it by hand on one of them")
+        raise UsageError(f"the reference raises on every call that the inputs describe, first with {plan.refused}")
     base = plan.of(SAMPLED) or plan.calls[:]
     _vary_layouts(plan, base)
     _vary_dtypes(plan, base)

@@ -19,6 +19,7 @@ import torch
 
 from conformance.engine.loading import load_target
 from conformance.engine.target import Target
+from conformance.record.errors import UsageError
 from conformance.sources.operator import calls as kinds
 from conformance.sources.operator.answers import packed, unpacked
 from conformance.sources.operator.calls import DrawnCall, Plan
@@ -27,6 +28,7 @@ from conformance.sources.operator.subject import Operator, by_finding_name, find
 from conformance.standalone import operator_checks as checks
 from conformance.standalone import torch_compat
 from conformance.standalone.moving import copied_to_host, map_leaves, moved, rebuild, tensors
+from conformance.standalone.observation import Foreign
 from conformance.standalone.operator_checks import (
     NO_DERIVATIVE,
     RESULT,
@@ -83,9 +85,17 @@ def inputs_of(call: DrawnCall) -> Inputs:
     return lambda: moved(by_finding_name(call.values), lambda tree: rebuild(tree, copied_to_host), CPU)
 
 
-def answers(function: Callable[..., Any], call: DrawnCall) -> bool:
-    """Whether a function answers a call."""
-    return checks.observe_call(by_position(function, call), inputs_of(call)).error is None
+def refusal_of(function: Callable[..., Any], call: DrawnCall) -> str:
+    """Return the first line of a function's error in a call; "" if it answers. Raises UsageError for an answer that
+    cannot be compared."""
+    seen = checks.observe_call(by_position(function, call), inputs_of(call))
+    for name, leaf in seen.others.items():
+        if isinstance(leaf, Foreign):
+            raise UsageError(
+                f"the {name} of the reference is a {leaf.kind}, which cannot be compared: return tensors of the type "
+                "torch.Tensor, for example from torch.from_numpy, and plain data"
+            )
+    return "" if seen.error is None else checks.line_of(seen.error)
 
 
 def declared_aliases(operator: Operator) -> list[tuple[str, str]] | None:

@@ -10,6 +10,7 @@ import functools
 import importlib
 import itertools
 import re
+import reprlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,9 +30,9 @@ from conformance.sources.operator.checks import (
     REFUSED,
     Examination,
     OperatorProcess,
-    answers,
     checked_call,
     loaded,
+    refusal_of,
 )
 from conformance.sources.operator.forks import ForkDied, Send, forked, processor_time, processor_time_of
 from conformance.sources.operator.subject import Operator, operator_of
@@ -94,10 +95,25 @@ class Request:
     budget: float = BUDGET
     strict: bool = False
 
+    def __post_init__(self) -> None:
+        """Raise UsageError for an argument of another type."""
+        names = self.checks is None or isinstance(self.checks, Collection)
+        for name, holds, form in (
+            ("reference", self.reference is None or callable(self.reference), "give a function"),
+            ("inputs", self.inputs is None or isinstance(self.inputs, Mapping), "describe them, {'x': 'float32[n]'}"),
+            ("exclude", isinstance(self.exclude, Mapping), "map each check to a reason, {'vmap': 'why'}"),
+            ("batch", isinstance(self.batch, Mapping), "map arguments to dimensions, {'x': 0}"),
+            ("checks", names and all(isinstance(one, str) for one in self.checks or ()), "name them, ['values']"),
+            ("dtypes", is_list(self.dtypes) and all(isinstance(one, str) for one in self.dtypes), "name them"),
+        ):
+            if not holds:
+                value = getattr(self, name)
+                raise UsageError(f"{name}={reprlib.repr(value)} is a {type(value).__name__}: {form}")
+
     def chosen(self) -> list[str]:
         """Return the names of the checks that run. Raises UsageError for an unknown name, and for an exclusion without
         a reason."""
-        named = ["all"] if self.checks == "all" else [*(self.checks or ())]
+        named = [self.checks] if isinstance(self.checks, str) else [*(self.checks or ())]
         names = [*CHECKS] if named == ["all"] else named or usual(self.batch)
         for name in (*names, *self.exclude):
             if name not in CHECKS:
@@ -107,6 +123,11 @@ class Request:
             if not str(reason).strip():
                 raise UsageError(f"the check {name!r} is excluded without a reason: exclude={{{name!r}: 'why'}}")
         return with_fatal(names)
+
+
+def is_list(value: Any) -> bool:
+    """Whether a value is a sequence and no text."""
+    return isinstance(value, Sequence) and not isinstance(value, str)
 
 
 @dataclass(frozen=True)
@@ -164,7 +185,7 @@ def examination(request: Request) -> Examination:
     operator = operator_of(request.operator, request.near, taken=reference.text)
     description = descriptions.parse(request.inputs)
     tolerances = request.rtol, request.atol
-    plan = from_description(description, operator, functools.partial(answers, reference.function), tolerances)
+    plan = from_description(description, operator, functools.partial(refusal_of, reference.function), tolerances)
     return Examination(operator, reference, plan, request.batch)
 
 
@@ -172,7 +193,7 @@ def _like(request: Request, operator: Operator) -> Examination:
     entry = entry_of(request.like)
     function = entry.op if isinstance(request.like, str) else request.like
     reference = operator_of(function, text=_public(entry, function))
-    plan = from_op_db(entry, operator, functools.partial(answers, reference.function), request.dtypes, SAMPLES)
+    plan = from_op_db(entry, operator, functools.partial(refusal_of, reference.function), request.dtypes, SAMPLES)
     if request.rtol is not None:
         plan.calls = [replace(call, rtol=request.rtol, atol=request.atol) for call in plan.calls]
     if "refusals" in request.chosen():

@@ -25,7 +25,7 @@ from conformance.standalone.torch_compat import has_kernel
 
 PARAMETER = inspect.Parameter
 
-TAKEN = frozenset({"sys", "torch", "inputs", "other_inputs", "new_inputs", "want", "got", "check", "transform"})
+TAKEN = frozenset({"sys", "torch", "inputs", "other_inputs", "new_inputs", "want", "got", "check", "main", "transform"})
 """Names that a script uses for itself."""
 
 
@@ -173,23 +173,30 @@ def _reached(function: Any, overload: Any, near: str, role: str, taken: frozense
         lines = (f"import {_importable(home)}  # registers the operator",) if home else ()
         return lines, "torch.ops." + overload._schema.name.replace("::", ".")
     name = getattr(inner, "__name__", "")
-    if name.isidentifier() and name not in taken and not getattr(inner, "__closure__", None):
+    if name.isidentifier() and inspect.isfunction(inner) and not inner.__closure__:
         try:
             source = textwrap.dedent(inspect.getsource(inner)).rstrip().splitlines()
-            return (*_imports(inner), *source), name
         except (OSError, TypeError):
-            pass
+            source = []
+        uses = names_used(inner)
+        if source and not {*uses} & taken:
+            written = (*_imports(inner, uses), *source)
+            return (written, name) if name not in taken else ((*written, f"{role}_ = {name}"), f"{role}_")
     return (f"{role} = ...  # {getattr(function, '__qualname__', 'a callable')}, which no import reaches",), role
 
 
-def _imports(function: Any) -> list[str]:
-    """Return the line that imports the names of its module which a function uses."""
+def names_used(function: Any) -> list[str]:
+    """Return the names of its module that a function uses."""
     left, used = [function.__code__], set[str]()
     while left:
         code = left.pop()
         used |= {*code.co_names}
         left += [const for const in code.co_consts if inspect.iscode(const)]
-    names = sorted(name for name in used - {"torch"} if name in function.__globals__)
+    return sorted(name for name in used - {"torch"} if name in function.__globals__)
+
+
+def _imports(function: Any, names: Sequence[str]) -> list[str]:
+    """Return the line that imports names of a function's module."""
     return [f"from {_importable(function.__module__)} import {', '.join(names)}"] if names else []
 
 

@@ -6,6 +6,7 @@ import functools
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,19 @@ ALONE = "CONFORMANCE_TESTS_ALONE"
 whose backward pass has used a device, as other tests do."""
 
 alone = pytest.mark.skipif(ALONE not in os.environ, reason="test_this_file_alone runs it in a process of its own")
+
+
+class Lazy(torch.Tensor):
+    """A subclass of tensors."""
+
+
+@dataclass
+class Pair:
+    """A result with two parts."""
+
+    first: torch.Tensor
+    second: torch.Tensor
+
 
 COMPILED = ("compile", "dynamic", "inductor")
 NEAR = "tests.planted.kernels"
@@ -215,7 +229,22 @@ class TestRequest:
             ({"like": "add"}, "takes the arguments of no sample of add"),
             ({"dtypes": ["int64"]}, "no samples of nn.functional.silu in int64"),
             ({"like": None, "reference": abs, "inputs": {"y": "float32[2]"}}, "has no argument 'y'"),
-            ({"like": None, "reference": lambda: 1, "inputs": {"x": "float32[2]"}}, "raises on every call"),
+            (
+                {"like": None, "reference": lambda: 1, "inputs": {"x": "float32[2]"}},
+                "raises on every call that the inputs describe, first with TypeError: .* takes 0 positional arguments",
+            ),
+            ({"like": None, "reference": 3, "inputs": {"x": "float32[2]"}}, "reference=3 is a int: give a function"),
+            ({"like": None, "reference": abs, "inputs": [torch.ones(2)]}, "is a list: describe them"),
+            ({"exclude": ["vmap"]}, r"exclude=\['vmap'\] is a list: map each check to a reason"),
+            ({"batch": ["x"]}, "is a list: map arguments to dimensions"),
+            ({"dtypes": "float32"}, "dtypes='float32' is a str: name them"),
+            ({"dtypes": [torch.float32]}, "is a list: name them"),
+            ({"checks": [3]}, "is a list: name them"),
+            ({"checks": "valeus"}, "did you mean values"),
+            (
+                {"like": None, "reference": lambda x: x.numpy(), "inputs": {"x": "float32[2]"}},
+                "the result of the reference is a numpy.ndarray, which cannot be compared: return tensors",
+            ),
         ],
     )
     def test_a_contradiction_is_one_sentence(self, changes, said):
@@ -223,6 +252,23 @@ class TestRequest:
         with pytest.raises(UsageError, match=said) as error:
             judged({**CORRECT["pointwise"], **changes})
         assert "\n" not in str(error.value)
+
+    @pytest.mark.parametrize(("operator", "said"), [
+        (lambda x: x.numpy(), "result: expected Tensor, got numpy.ndarray"),
+        (lambda x: x.as_subclass(Lazy), "result: expected Tensor, got tests.sources.operator.test_checks.Lazy"),
+        (lambda x: x.tolist(), "result: expected Tensor, got nothing"),
+    ])  # fmt: skip
+    def test_a_result_that_is_no_plain_tensor(self, operator, said):
+        """Its type is named. Values that a subclass computes when they are read are none of the operator's."""
+        described = {"operator": operator, "reference": torch.clone, "inputs": {"x": "float32[3]"}}
+        assert said in str(judged(described, checks=["structure"])["structure"].finding.mismatch)
+
+    def test_parts_of_a_dataclass(self):
+        """They are compared like those of a dict."""
+        inputs = {"x": "float32[3]"}
+        described = {"operator": lambda x: Pair(x, 2 * x), "reference": lambda x: Pair(x, x), "inputs": inputs}
+        (mismatch,) = (one.finding.mismatch for one in judged(described, checks=["values"]).values() if one.finding)
+        assert mismatch.where == "result['second']"
 
     def test_an_argument_without_a_description(self):
         """An argument without a default must be described."""

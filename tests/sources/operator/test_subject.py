@@ -12,6 +12,27 @@ from conformance.sources.operator.subject import named, operator_of
 from tests.planted import kernels
 
 
+def local_function(name):
+    """A local function of this name."""
+
+    def inputs(x):
+        return x + 1
+
+    def got(x):
+        return x + 1
+
+    def want(x):
+        return x + 1
+
+    def check(x):
+        return x + 1
+
+    def main(x):
+        return x + 1
+
+    return {"inputs": inputs, "got": got, "want": want, "check": check, "main": main}[name]
+
+
 class TestOperatorOf:
     def test_a_custom_operator_has_a_schema(self):
         """The schema tells the parameters and the written arguments, and the module has a name for it."""
@@ -58,6 +79,26 @@ class TestOperatorOf:
         """An operator without a kernel for autograd has no derivative; a plain function may have one."""
         assert not operator_of(torch.ops.lies.version, "tests.planted.kernels").derivable
         assert operator_of(kernels.right_view).derivable and operator_of(kernels.right_silu).derivable
+
+    @pytest.mark.parametrize("name", ["inputs", "got", "want", "check", "main"])
+    def test_a_name_that_scripts_use(self, name, monkeypatch):
+        """A script has functions of these names. Regression test: they replaced a local operator `check`, and any
+        operator `main`."""
+        local = local_function(name)
+        operator = operator_of(local)
+        assert operator.lines[-1] == f"operator_ = {name}" and operator.text == "operator_"
+        monkeypatch.setattr(kernels, name, local, raising=False)
+        operator = operator_of(local, "tests.planted.kernels")
+        assert operator.lines == (f"from tests.planted.kernels import {name} as operator_",)
+
+    def test_a_local_function_that_uses_such_a_name(self, monkeypatch):
+        """Its import would be replaced, so the script says that no import reaches it."""
+        monkeypatch.setitem(globals(), "want", kernels.right_view)
+
+        def local(x):
+            return want(x)  # noqa: F821
+
+        assert "no import reaches" in operator_of(local).lines[0]
 
     def test_a_closure_cannot_be_reached(self):
         """The script says so."""
