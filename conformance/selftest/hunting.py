@@ -24,12 +24,12 @@ from conformance.run.session import Session, usual
 from conformance.run.session import main as run_command
 from conformance.run.worker import step, unit
 from conformance.selftest.mutants import EVERY, NOTHING, hunt
-from conformance.sources.accuracy.running import Job, MeasuredCases
+from conformance.sources.accuracy.running import AGAIN, Job, MeasuredCases
 from conformance.sources.accuracy.worker import environment_of
 from conformance.sources.fuzzing.drawing import Drawing
 
 PROGRAMS = 4000
-FLAGS = ("target", "seed", "programs", "fault", "plain", "minutes", *options.LIMITS, "strict", "reports",
+FLAGS = ("target", "seed", "programs", "fault", "plain", *AGAIN, "minutes", *options.LIMITS, "strict", "reports",
          *options.DECLARED, *options.PLACE)  # fmt: skip
 
 

@@ -199,5 +199,7 @@ class MeasuredCases(Source):
 
 
 SUBJECTS = ("op", "dtype", "variant")
-FLAGS = ("target", *SUBJECTS, "resume", "stop-at-first-failure", "rerun-failures", "minutes", *options.LIMITS, "strict",
-         "check-scripts", "reports", *options.DECLARED, *options.PLACE)  # fmt: skip
+AGAIN = ("resume", "stop-at-first-failure", "rerun-failures")
+"""Flags of a run of cases."""
+FLAGS = ("target", *SUBJECTS, *AGAIN, "minutes", *options.LIMITS, "strict", "check-scripts", "reports",
+         *options.DECLARED, *options.PLACE)  # fmt: skip

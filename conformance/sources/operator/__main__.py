@@ -20,14 +20,14 @@ from conformance.run import options, scripts
 from conformance.run.messages import Limits
 from conformance.run.session import Session
 from conformance.run.session import main as run_command
-from conformance.sources.accuracy.running import Job, MeasuredCases
+from conformance.sources.accuracy.running import AGAIN, Job, MeasuredCases
 from conformance.sources.operator import worker
 from conformance.sources.operator.table import CHECKS, SLOW_COMPILER, usual, with_fatal
 from conformance.sources.operator.worker import Case, Subject
 
 FLAGS = ("like", "reference", "inputs", "checks", "exclude", "batch", "dtype", "limit", "memory", "strict",
          "check-scripts", "reports", *options.PLACE)  # fmt: skip
-WITHOUT = ("minutes", "compile-limit", "update-expectations", "expectations")
+WITHOUT = ("minutes", "compile-limit", "update-expectations", "expectations", *AGAIN)
 """Flags of a session that the command does not offer: it judges an operator on torch CPU."""
 
 

@@ -14,7 +14,7 @@ from conformance.record import result as model
 from conformance.record.names import OPERATOR
 from conformance.record.result import SHOWS, Outcome, Result, Run
 from conformance.record.shortfall import Shortfall
-from conformance.sources.accuracy.running import MeasuredCases
+from conformance.run.cases import CaseRun
 from conformance.sources.operator import worker
 from conformance.sources.operator.__main__ import main
 from conformance.sources.operator.examine import Verdict
@@ -82,7 +82,7 @@ def test_an_operator_that_ends_the_process_fails(tmp_path, capfd, checks):
 def test_inputs_without_time(tmp_path, capfd, monkeypatch, words, end, code):
     """One sentence, a field of the result, and exit code 1 only with `--strict`."""
     late = Result("torch.abs", "float32", "values", OPERATOR, Outcome.PASS, samples=12, late=28)
-    monkeypatch.setattr(MeasuredCases, "execute", lambda *_: Run("cpu", [late]))
+    monkeypatch.setattr(CaseRun, "perform", lambda *_: Run("cpu", [late]))
     assert main(["torch.abs", "--like", "abs", "--checks", "values", "--reports", str(tmp_path), *words]) == code
     said = f"Not judged: 28 of 40 inputs of values (time of all checks){end}"
     assert capfd.readouterr().out.count(said) == 1
