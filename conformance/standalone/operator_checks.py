@@ -46,7 +46,7 @@ from conformance.standalone.observation import (
     tensors_by_name,
     versions_of,
 )
-from conformance.standalone.oracles import Mismatch, Tolerance, differences, differing, facts_of, show
+from conformance.standalone.oracles import Mismatch, Tolerance, differences, differing, facts_of, show, tolerance_of
 from conformance.standalone.rounding import ARBITRATED, Swayed, Widened, arbitrate
 from conformance.standalone.torch_compat import raising_inner, symbolic_results, version_of, with_memory
 
@@ -292,7 +292,8 @@ def from_reference(
     """Return the differences of the operator's answer from the reference's that neither the reference's rounding nor
     its own indecision explains. `narrow` is the least precise dtype in which the operator may round, by default that
     of the inputs."""
-    found = mismatches_of(want, got, oracles, call.tolerances)
+    tolerances = scaled_tolerances(call, want)
+    found = mismatches_of(want, got, oracles, tolerances)
     if call.kind == SPECIAL and any(one.oracle == "value" for one in found) and is_undecided(call):
         found = [one for one in found if one.oracle != "value"]
     if not found or any(one.oracle not in ARBITRATED for one in found):
@@ -300,10 +301,25 @@ def from_reference(
     truth = call.expected(Widened(), around)
     if truth.error is not None:
         return found
-    left = arbitrate(found, want, got, truth, tolerance=call.tolerances)
+    left = arbitrate(found, want, got, truth, tolerance=tolerances)
     if left and (swayed := sway_reference(call, around, narrow or coarsest_dtype(call.inputs()))):
-        left = arbitrate(found, want, got, truth, tolerance=call.tolerances, swayed=swayed)
+        left = arbitrate(found, want, got, truth, tolerance=tolerances, swayed=swayed)
     return left
+
+
+def scaled_tolerances(call: CheckedCall, want: Observation) -> Tolerance:
+    """Return the tolerances for each dtype. torch.testing's absolute ones are for results around 1: for smaller ones
+    they shrink as the largest right result does, so that zeros are no answer. A user's stay as they are."""
+    if call.tolerance:
+        return call.tolerances
+    scales: dict[torch.dtype, float] = {}
+    for name, seen in want.tensors.items():
+        if of_result(name) and is_differentiable(seen.value):
+            finite = seen.value[seen.value.isfinite()].abs()
+            scales[seen.dtype] = max(scales.get(seen.dtype, 0.0), float(finite.max()) if finite.numel() else 0.0)
+    small = {dtype: scale for dtype, scale in scales.items() if 0 < scale < 1}
+    rules = {dtype: tolerance_of(dtype, None) for dtype in small}
+    return {str(dtype)[6:]: (rules[dtype][0], rules[dtype][1] * scale) for dtype, scale in small.items()}
 
 
 def is_undecided(call: CheckedCall) -> bool:

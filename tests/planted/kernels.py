@@ -115,6 +115,11 @@ def _accuracy(x: torch.Tensor) -> torch.Tensor:
     return x.exp() * (1 + 8e-7)
 
 
+def _magnitudes(x: torch.Tensor) -> torch.Tensor:
+    """Overflows, where the reference does not."""
+    return x * x.exp() / (1 + x.exp())
+
+
 _RESULTS: dict[torch.Size, torch.Tensor] = {}
 
 
@@ -334,6 +339,7 @@ def _plant() -> None:
         "reference": double_,
         "inputs": VECTOR,
     }
+    LIES["magnitudes"] = {"operator": custom(_magnitudes, name="magnitudes"), "reference": silu, "inputs": VECTOR}
     LIES["accuracy"] = {"operator": custom(_accuracy, name="accuracy"), "like": torch.exp}
     LIES["unwritten"] = {"operator": custom(_unwritten, name="unwritten"), "like": torch.relu}
     LIES["gradients"] = {"operator": custom(_right, name="gradients"), "like": silu}

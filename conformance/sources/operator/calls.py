@@ -11,7 +11,7 @@ import inspect
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -28,7 +28,7 @@ from conformance.standalone.operator_checks import MIXED, SPECIAL, lay_inputs
 
 T = TypeVar("T")
 
-SAMPLED, STRIDED, EMPTY, SCALARS, BLOCKS = "values", "layouts", "empty", "scalars", "blocks"
+SAMPLED, STRIDED, EMPTY, SCALARS, BLOCKS, SCALED = "values", "layouts", "empty", "scalars", "blocks", "magnitudes"
 """Kinds of calls beside SPECIAL and MIXED. Each is also the name of the check that compares the values of such
 calls."""
 
@@ -36,13 +36,25 @@ TIERS = tuple(f"specials_{name}" for name in ("zeros", "ties", "equal", "negativ
 """Special values that calls contain. Numbers near the ends of a dtype are missing: an intermediate result may overflow
 in one correct algorithm and not in another."""
 
-SIZES = (
-    1, 3, *(power + step for power in (8, 16, 32, 64, 128, 256, 1024, 2048, 4096, 8192) for step in (-1, 0, 1))
-)  # fmt: skip
-"""Sizes around vector widths, blocks, and thresholds between two algorithms. A larger one takes too long in an
-interpreted kernel."""
+MAGNITUDES: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "around 100": lambda value: value * 100,
+    "around 10000": lambda value: value * 10000,
+    "nearly equal ones around 10000": lambda value: value * 10 + 10000,
+    "around 0.000001": lambda value: value * 1e-6,
+    "with zeros": lambda value: value.masked_fill((torch.arange(value.numel()) % 3 == 0).view(value.shape), 0),
+}
+"""Values of floating inputs whose range the user leaves open: powers overflow, sums cancel, results are below the usual
+absolute tolerance, and derivatives are those at a kink."""
 
-MOST = MappingProxyType({SAMPLED: 24, BLOCKS: 48})
+SIZES = (
+    1, 3, *(power + step for power in (8, 16, 32, 64, 128, 256, 1024, 2048, 4096, 8192, 65536) for step in (-1, 0, 1))
+)  # fmt: skip
+"""Sizes around vector widths, blocks, thresholds between two algorithms, and the ends of short integers."""
+
+TOGETHER, LOW, HIGH = 6, 17, 130
+"""Calls with several sizes between these two ends at once: their remainders in blocks meet in one corner."""
+
+MOST = MappingProxyType({SAMPLED: 24, BLOCKS: 56})
 """Limits on the calls of a kind; the usual one is 12."""
 
 LARGEST = 100_000
@@ -170,6 +182,9 @@ def from_op_db(
     for call in evenly([call for call in varied if call is not None], MOST[BLOCKS]):
         plan.add(call)
     _vary_dtypes(plan, base)
+    for call in _shapes(base):
+        if scaled := _scaled(call, [*call.values], "with zeros"):
+            plan.add(scaled)
     return plan
 
 
@@ -262,10 +277,14 @@ def from_description(
         note = ", ".join(f"{name} = {size}" for name, size in sizes.items())
         again = _drawn_again(description, values, sizes, choice) if kind == SAMPLED else None
         call = DrawnCall(kind, values, positional, note, *tolerances, again)
-        if kind != SPECIAL:
-            plan.add(_by_size(call) if kind == SAMPLED else call)
-        elif special := _special(call, description, tier):
-            plan.add(special)
+        if kind == SPECIAL:
+            changed = _special(call, description, tier)
+        elif kind == SCALED:
+            changed = _scaled(call, _open_inputs(call, description), tier)
+        else:
+            changed = _by_size(call) if kind == SAMPLED else call
+        if changed is not None:
+            plan.add(changed)
     if not plan.calls:
         raise UsageError(f"the reference raises on every call that the inputs describe, first with {plan.refused}")
     base = plan.of(SAMPLED) or plan.calls[:]
@@ -309,17 +328,47 @@ def _draws(description: Description) -> Iterator[tuple[str, Sizes, int, str]]:
         yield from ((SAMPLED, _sized(description, small), choice, "") for choice in range(MOST[SAMPLED]))
     for name in description.sizes:
         yield EMPTY, _sized(description, lambda low, high: min(high, 5), {name: 0}), 0, ""
-    blocks = list[tuple[int, Sizes]]()
+    blocks = [(max(sizes.values()), sizes) for sizes in _together(description, rng)]
+    left = MOST[BLOCKS] - len(blocks)
     for name in description.sizes:
         by_text = dict[str, tuple[int, Sizes]]()
-        for size in SIZES:
-            sizes = _sized(description, lambda low, high: min(high, 4), {name: size})
-            by_text.setdefault(str(sizes), (size, sizes))
-        blocks += evenly([*by_text.values()], MOST[BLOCKS] // len(description.sizes))
+        for size in (*SIZES, LARGEST):
+            others = 4 if size <= 8193 else 1
+            sizes = _sized(description, lambda low, high, others=others: min(high, others), {name: size})  # type: ignore[misc]
+            if elements_of(description, sizes) <= LARGEST:
+                by_text.setdefault(str(sizes), (size, sizes))
+        blocks += evenly([*by_text.values()], left // len(description.sizes))
     for size, sizes in sorted(blocks, key=lambda block: block[0]):
         yield BLOCKS, sizes, size, ""
     for choice, tier in itertools.product(range(2), TIERS):
         yield SPECIAL, _sized(description, lambda low, high: min(high, 7)), choice, tier
+    for choice, tier in itertools.product(range(2), MAGNITUDES):
+        yield SCALED, _sized(description, lambda low, high: min(high, 7 + 10 * choice)), choice, tier  # noqa: B023
+
+
+def _together(description: Description, rng: random.Random) -> list[Sizes]:
+    """Return sizes that are large at once: all at their upper ends, or as far as inputs may be large, and some with two
+    or three sizes between LOW and HIGH."""
+    if not description.sizes:
+        return []
+    found: list[Sizes] = []
+    for most in (LARGEST, 4096, 1024, 256, 128, 64, 32, 16):
+        sizes = _sized(description, lambda low, high, most=most: min(high, most))  # type: ignore[misc]
+        if elements_of(description, sizes) <= LARGEST:
+            found.append(sizes)
+            break
+    for _ in range(5 * TOGETHER if len(description.sizes) > 1 else 0):
+        large = rng.sample([*description.sizes], min(len(description.sizes), rng.choice((2, 3))))
+        sizes = _sized(description, lambda low, high: min(high, 2), {name: rng.randint(LOW, HIGH) for name in large})
+        if elements_of(description, sizes) <= LARGEST and sizes not in found and len(found) <= TOGETHER:
+            found.append(sizes)
+    return found
+
+
+def elements_of(description: Description, sizes: Sizes) -> int:
+    """Return the number of elements of the largest alternative of each tensor together."""
+    tensors = [[one for one in row if isinstance(one, Tensor)] for row in description.arguments.values()]
+    return sum(max(math.prod(int(evaluated(dim, sizes)) for dim in one.dims) for one in row) for row in tensors if row)
 
 
 def _sized(
@@ -401,15 +450,34 @@ def _usual(dtype: torch.dtype) -> tuple[float, float]:
     return (0, 1) if dtype is torch.bool else (0, 8) if not dtype.is_signed else (-8, 8)
 
 
-def _special(call: DrawnCall, description: Description, tier: str) -> DrawnCall | None:
-    """Return the call with special values in the floating tensors that have no range; None if nothing changes."""
-    free = [
+def _open_inputs(call: DrawnCall, description: Description) -> list[str]:
+    """Return the floating tensors whose values have no range."""
+    return [
         name
         for name, value in call.values.items()
         if isinstance(value, torch.Tensor)
         and value.is_floating_point()
         and not any(isinstance(argument, Tensor) and argument.range for argument in description.arguments[name])
     ]
+
+
+def _scaled(call: DrawnCall, names: Collection[str], tier: str) -> DrawnCall | None:
+    """Return the call with values of a magnitude in these floating tensors; None if nothing changes. A dtype whose
+    numbers end below the squares of the magnitude has no such values."""
+    values = dict(call.values)
+    for name in names:
+        value = values[name]
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
+            scaled = MAGNITUDES[tier](value)
+            largest = float(scaled.abs().max())
+            values[name] = scaled if largest**2 < torch.finfo(value.dtype).max / value.numel() else value
+    changed = any(values[name] is not call.values[name] for name in names)
+    return call.on(values, kind=SCALED, note=f"values {tier}") if changed else None
+
+
+def _special(call: DrawnCall, description: Description, tier: str) -> DrawnCall | None:
+    """Return the call with special values in the floating tensors that have no range; None if nothing changes."""
+    free = _open_inputs(call, description)
     values = dict(call.values)
     for dtype in {values[name].dtype for name in free}:
         values = specials.placed(values, tier, dtype, names=free)

@@ -290,7 +290,9 @@ def halved(one: torch.Tensor) -> torch.Tensor:
     return one / 2 if one.is_floating_point() or one.is_complex() else one
 
 
-EVERY = (kinds.SAMPLED, kinds.STRIDED, kinds.EMPTY, kinds.SCALARS, kinds.BLOCKS, kinds.SPECIAL, kinds.MIXED)
+EVERY = (
+    kinds.SAMPLED, kinds.STRIDED, kinds.EMPTY, kinds.SCALARS, kinds.BLOCKS, kinds.SCALED, kinds.SPECIAL, kinds.MIXED,
+)  # fmt: skip
 PLAIN = (kinds.SAMPLED, kinds.STRIDED, kinds.EMPTY, kinds.SCALARS, kinds.BLOCKS)
 SMALL = (kinds.SAMPLED, kinds.SCALARS)
 SIZED = (kinds.SAMPLED, kinds.BLOCKS)
@@ -326,7 +328,7 @@ PROCEDURES: Mapping[str, Procedure] = {
     "contexts": Procedure(checks.compare_contexts, SMALL, 3, uses=("tolerance",)),
     "fill": Procedure(checks.fill_memory, PLAIN, 12, weight=2),
     "guard": Procedure(checks.guard_memory, PLAIN, 12, weight=3, death="reads"),
-    "gradients": Procedure(checks.compare_gradients, PLAIN, 6, 2, BY_REFERENCE, lacks_gradient),
+    "gradients": Procedure(checks.compare_gradients, (*PLAIN, kinds.SCALED), 6, 2, BY_REFERENCE, lacks_gradient),
     "cotangents": Procedure(checks.compare_cotangents, PLAIN, 6, 3, ("tolerance",), lacks_derivative),
 }
 """In running order: procedures that often end early come first, so that their time goes to the others."""

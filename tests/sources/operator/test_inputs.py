@@ -83,14 +83,39 @@ def test_sizes_that_begin_above_the_usual_ones():
 
 
 def test_sizes_above_a_threshold():
-    """The sizes of blocks reach the end of each range, up to 8193, also if there are too many to draw all of them.
+    """The sizes of blocks reach the end of each range, also if there are too many to draw all of them.
     Regression test: none was above 1025, and of several ranges the smallest sizes were drawn."""
     sizes = {"k": "0..5000", "m": "1..9999", "n": "1..70"}
     description = parse({"x": "float32[k, m, n]", "sizes": sizes})
     drawn = [each for kind, each, *_ in calls._draws(description) if kind == calls.BLOCKS]
     assert len(drawn) <= calls.MOST[calls.BLOCKS]
-    assert {5000, 8193, 70} == {max(each[name] for each in drawn) for name in sizes}
+    assert {5000, 9999, 70} == {max(each[name] for each in drawn) for name in sizes}
     assert min(each["m"] for each in drawn) == 1 and any(0 < each["m"] % 64 < 63 for each in drawn)
+
+
+class TestLargeSizes:
+    """The sizes of blocks at the ends of their ranges, and several at once."""
+
+    @staticmethod
+    def blocks(sizes: dict[str, str]) -> list[tuple[int, ...]]:
+        description = parse({"x": f"float32[{', '.join(sizes)}]", "sizes": sizes})
+        return [tuple(each.values()) for kind, each, *_ in calls._draws(description) if kind == calls.BLOCKS]
+
+    def test_all_at_their_upper_ends(self):
+        """Regression test: other sizes were at most 4, so a fault behind the first block in two dimensions passed."""
+        assert (40, 300) in self.blocks({"n": "1..40", "m": "1..300"})
+
+    def test_several_large_ones_at_once(self):
+        drawn = self.blocks({"n": "1..500", "m": "1..500", "k": "1..500"})
+        assert sum(sum(17 <= size <= 130 for size in sizes) >= 2 for sizes in drawn) >= 4
+
+    def test_long_ranges(self):
+        """Regression test: no size was above 8193."""
+        assert {65535, 65537, 100_000} <= {n for (n,) in self.blocks({"n": "0..1000000"})}
+
+    def test_inputs_stay_small(self):
+        """A call whose inputs have more elements would take too long."""
+        assert max(n * m for n, m in self.blocks({"n": "1..100000", "m": "1..100000"})) <= calls.LARGEST
 
 
 @pytest.mark.parametrize(("count", "most", "kept"), [(3, 5, [0, 1, 2]), (9, 5, [0, 2, 4, 6, 8]), (0, 2, [])])

@@ -24,6 +24,7 @@ BY_LUCK = {"unwritten"}
 MISSED = {
     *("values", "layouts", "blocks", "specials", "repetition", "batch", "writes", "reads", "dtype", "shape", "strides"),
     *(
+        "magnitudes",
         "globals",
         "version",
         "globals",
