@@ -178,7 +178,7 @@ def test_a_target(copy: Copy) -> None:
     """`conformance fuzz` finds the class and its wrong values; without the wrong method it passes."""
     copy.apply("A target")
     copy.write("mended.py", MENDED)
-    fuzz = "fuzzing.command --programs 6 --check-scripts 0 --without op_db -n 1 --target class:"
+    fuzz = "fuzzing.command --programs 12 --check-scripts 0 --without op_db -n 1 --target class:"
     (wrong, found), (right, passed) = copy.run(
         f"{fuzz}conformance.targets.unsigned.UnsignedTarget", f"{fuzz}mended.Mended"
     )

@@ -23,6 +23,7 @@ from conformance.program.trial import Trial
 from conformance.program.unsupported import unsupported_reason
 from conformance.record.errors import TargetError
 from conformance.record.names import nearest
+from conformance.selftest.argument_faults import ARGUMENT_FAULTS
 from conformance.selftest.expression_faults import EXPRESSION_FAULTS
 from conformance.selftest.faults import FAULTS, FUNCTION, Fault, InterceptedCall
 from conformance.selftest.state_faults import STATE_FAULTS
@@ -62,7 +63,7 @@ class PlantedAbove(torch.overrides.TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-EVERY: dict[str, Fault] = {**FAULTS, **STATE_FAULTS, **VALUE_FAULTS, **EXPRESSION_FAULTS}
+EVERY: dict[str, Fault] = {**FAULTS, **STATE_FAULTS, **VALUE_FAULTS, **EXPRESSION_FAULTS, **ARGUMENT_FAULTS}
 """All faults by name."""
 
 NOTHING = "nothing"

@@ -235,7 +235,7 @@ class Lying(MutantTarget):
 
 
 def first_broken(target: Target, most: int) -> tuple[Program, Verdict] | None:
-    """The first drawn program of seed 0 that breaks a relation on this target, and its verdict."""
+    """The first drawn program of seed 1 that breaks a relation on this target, and its verdict."""
     for number in range(most):
         candidate = drawn(number)
         verdict = judge_program(candidate, target, locate=False)
@@ -246,7 +246,7 @@ def first_broken(target: Target, most: int) -> tuple[Program, Verdict] | None:
 
 @functools.cache
 def drawn(number: int) -> Program:
-    return Drawing(without=("op_db",)).numbered(0, number)
+    return Drawing(without=("op_db",)).numbered(1, number)
 
 
 class TestPower:

@@ -130,7 +130,7 @@ def _transposed(d: Draw) -> Layout:
 def _gaps(d: Draw) -> Layout:
     size = draw_size(d, d.choice((1, 2, 2, 3)))
     outer = [n + d.integer(0, 2) for n in size]
-    step = d.choice((1, 1, 2, 3))
+    step = d.choice((1, 1, 2, 3) if len(size) > 1 else (2, 3, 2, 4))  # a row of step 1 has no gaps
     return Layout(size, tuple(st * step for st in dense(outer)), d.integer(0, 3))
 
 
@@ -197,9 +197,16 @@ OFTEN = ("contiguous", "contiguous", "contiguous", "window", "permuted", "gaps")
 """Classes with additional weight, since most views and writes use them."""
 
 
+STRIDED = {"stride 2": 2, "stride 3": 3}
+"""Strides of one dimension, by the name of a class of `laid_out`."""
+
+
 def laid_out(d: Draw, size: Sequence[int], name: str) -> Layout:
-    """Draw a layout of this size and of the class `name`; contiguous if the size has no such layout."""
+    """Draw a layout of this size and of the class `name`; contiguous if the size has no such layout. The classes
+    "stride 2" and "stride 3" are of sizes of one dimension."""
     plain = Layout(tuple(size), dense(size))
+    if name in STRIDED:
+        return Layout(plain.size, (STRIDED[name],), d.integer(0, 2)) if len(size) == 1 else plain
     long = [k for k, n in enumerate(size) if n > 1]
     if name == "window":
         return Layout(plain.size, plain.stride, d.integer(1, 4))

@@ -10,7 +10,21 @@ import torch
 from conformance.program.steps import predicates
 from conformance.program.steps.draw import MOST_ELEMENTS, DrawContext, index_of, tensor_of
 from conformance.program.steps.layouts import overlaps_itself
-from conformance.program.steps.op import COMPUTE, DEFINED, FUNCTION, GETITEM, LOSSY, MOVE, VIEW, Json, Op, Step, tensor
+from conformance.program.steps.op import (
+    COMPUTE,
+    DEFINED,
+    FUNCTION,
+    GETITEM,
+    LOSSY,
+    MOVE,
+    VIEW,
+    Json,
+    Op,
+    Step,
+    dtype_name,
+    dtype_of,
+    tensor,
+)
 from conformance.program.steps.predicates import Fits
 from conformance.program.steps.rows import Given, Rest, a_dim, a_number, an_operand, decided, masked, near_diagonal, row
 from conformance.program.steps.views import draw_shape, hide_one
@@ -60,6 +74,18 @@ def _right(k: DrawContext, t: torch.Tensor) -> list[Json]:
     return [k.number(t.dtype) if k.chance(1, 4) else k.operand(t.size(), t.dtype)]
 
 
+def _right_scaled(k: DrawContext, t: torch.Tensor) -> Given:
+    """Draw an operand, and sometimes its factor."""
+    return Given(_right(k, t), {"alpha": k.integer(2, 3)} if k.chance(1, 5) else {})
+
+
+def _mean(k: DrawContext, t: torch.Tensor) -> Given:
+    """Draw a dimension, and sometimes a dtype that rounds no more than the tensor's."""
+    floats = [dtype_of(name) for name in k.dtypes if dtype_of(name).is_floating_point]
+    wider = [dtype_name(one) for one in floats if torch.finfo(one).eps <= torch.finfo(t.dtype).eps]
+    return Given([k.dim(t)], {"dtype": {"dtype": k.choice(wider)}} if wider and k.chance(1, 4) else {})
+
+
 def _joined(op: str) -> Callable[[DrawContext], Step | None]:
     def rule(k: DrawContext) -> Step | None:
         name = k.pick(_joinable)
@@ -70,7 +96,8 @@ def _joined(op: str) -> Callable[[DrawContext], Step | None]:
         size = k[second["t"]].size() if "t" in second else torch.tensor(second["tensor"]).size()
         if size != t.size():
             second = tensor(name)
-        return Step(op, ([tensor(name), second], k.dim(t)))
+        more = [k.constant(t.size(), t.dtype) for _ in range(k.choice((0, 0, 1, 2)))]
+        return Step(op, ([tensor(name), second, *more], k.dim(t)))
 
     return rule
 
@@ -241,11 +268,11 @@ COPIES = [
 ]
 
 COMPUTED = [
-    computed("add", _right, predicates.numeric, form=FUNCTION, weight=3),
+    computed("add", _right_scaled, predicates.numeric, form=FUNCTION, weight=3),
     computed("mul", _right, predicates.numeric, form=FUNCTION, weight=2),
     computed("maximum", an_operand, predicates.number_like, form=FUNCTION),
     computed("minimum", an_operand, predicates.number_like, form=FUNCTION),
-    computed("sub", an_operand, predicates.numeric),
+    computed("sub", _right_scaled, predicates.numeric),
     computed("div", lambda k, t: [k.choice((2, 4))], predicates.numeric, effect=LOSSY),
     computed("floor_divide", lambda k, t: [k.choice((2, 3))], predicates.number_like, pick=decided),
     computed("pow", lambda k, t: [2], predicates.number_like),
@@ -263,7 +290,7 @@ COMPUTED = [
     reduced("any", a_dim, predicates.has_dims(1), pick=decided),
     reduced("all", pick=decided),
     reduced("sum.dim", lambda k, t: [k.dim(t), k.chance(1, 3)], predicates.number_like, call="sum", weight=2),
-    reduced("mean", a_dim, lambda t: predicates.floating(t) and t.numel() > 0, effect=LOSSY),
+    reduced("mean", _mean, lambda t: predicates.floating(t) and t.numel() > 0, effect=LOSSY),
     reduced("amax", a_dim, lambda t: predicates.number_like(t) and t.numel() > 0),
     reduced("amin", a_dim, lambda t: predicates.number_like(t) and t.numel() > 0),
     reduced("argmax", a_dim, lambda t: predicates.floating(t) and _distinct(t), pick=decided),

@@ -346,7 +346,7 @@ class Campaign:
         if identity != self.plan.identity():
             raise ProgramError(
                 f"{path} is of another campaign: --resume needs the target, seed, families, dtypes, "
-                "steps, corpus, shard and torch that it was started with"
+                "steps, corpus, shard, torch and version of the drawing that it was started with"
             )
         self._restore_groups()
 

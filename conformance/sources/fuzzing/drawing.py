@@ -35,8 +35,12 @@ from conformance.program.steps.table import FAMILIES, OPS
 from conformance.program.unsupported import KNOWN
 from conformance.record.errors import UserError
 from conformance.sources.fuzzing.inputs import Cell
-from conformance.sources.fuzzing.kinds import APART, DTYPES, ORDINARY, STATES, STEPS, Turn, kind_of
+from conformance.sources.fuzzing.kinds import APART, DTYPES, ORDINARY, STEPS, Turn, kind_of
 from conformance.sources.fuzzing.tally import Tally
+
+VERSION = 2
+"""Version of the drawing: with another one, a seed and a number may be another program. A report states it, and a
+campaign of another version is not resumed. Increase it with each change of what is drawn."""
 
 ERRORS = "errors"
 """Family of calls that torch refuses. Without it, no program ends with changed arguments (`arguments.py`)."""
@@ -144,7 +148,7 @@ class Drawing:
         return _families(self)
 
     def numbered(self, seed: int, number: int, tally: Tally | None = None) -> Program:
-        """Program `number` of this seed. It is the same on every machine, for one version of this package."""
+        """Program `number` of this seed. It is the same on every machine, for one `VERSION` of the drawing."""
         kind, index = kind_of(self, number)
         source, counts = random.Random(f"{seed}:{number}").randint, Tally() if tally is None else tally
         return kind.draw(self, kind, Turn(seed, index, source, counts, self.aim(seed, number)))
@@ -159,7 +163,7 @@ class Drawing:
         """The cell that a program of this seed is aimed at, or None. Every second program has a target cell. Each cell
         is used once before any repeats, in an order that depends on the seed. So every unvisited coverage cell is
         eventually drawn, and a program's seed and number suffice to draw it again."""
-        if not self.biased or number % 2 == 0 or STATES.has_turn(self, number):
+        if not self.biased or number % 2 == 0 or not kind_of(self, number)[0].aimed:
             return None
         turn, at = divmod(number // 2, len(self.cells))
         return self.cells[random.Random(f"{seed}:{turn}").sample(range(len(self.cells)), len(self.cells))[at]]

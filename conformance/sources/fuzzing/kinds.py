@@ -1,8 +1,9 @@
 """The kinds of drawn programs, as a table: which programs of a campaign are of which kind, and from what each is drawn.
 
-Of eight programs in a row, two call op_db's entries, one makes calls at the edge of their domain, one has hazards of
-memory, one changes global states, one is an expression over special values, one has topics of functions if it is for a
-compiler, and the others are ordinary: views, writes and reads of any family. To add a kind, add a row to `KINDS`.
+Of ten programs in a row, two call op_db's entries, one calls them with further arguments, one makes calls at the edge
+of their domain, one has hazards of memory, one changes global states, one is an expression over special values, one has
+topics of functions if it is for a compiler, and the others are ordinary: views, writes and reads of any family. To add
+a kind, add a row to `KINDS`.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ DTYPES = (
 STEPS = (1, 8)
 """Least and most number of steps of an ordinary program."""
 
-PERIOD = 8
+PERIOD = 10
 """Number of programs after which the turns of the kinds repeat."""
 
 APART = (stateful.NAME, edges.NAME, hazards.NAME, *functions.NAMES)
@@ -94,6 +95,7 @@ class ProgramKind:
       with a weight are drawn, unless all are ordinary.
     - `steps`: least and most number of steps, if the drawing states none. `fixed`: also if it does.
     - `openings`: the first steps of a program, each in turn.
+    - `aimed`: whether a step of a program may be aimed at a cell.
     """
 
     name: str
@@ -108,6 +110,7 @@ class ProgramKind:
     steps: tuple[int, int] = STEPS
     fixed: bool = False
     openings: tuple[tuple[Op, ...], ...] = ((),)
+    aimed: bool = True
 
     def has_turn(self, drawing: Drawing, number: int) -> bool:
         """Whether program `number` of a drawing is of this kind, unless a kind before it in the table has the turn."""
@@ -214,17 +217,19 @@ def state_of(seed: int, index: int) -> tuple[str, int]:
 
 
 def draw_op_db(drawing: Drawing, kind: ProgramKind, turn: Turn) -> Program:
-    """Draw calls of op_db's entries. Each call has its own inputs. Later steps may use these inputs and the results of
-    the call."""
-    from conformance.sources.fuzzing.op_db import EACH, Operators, inputs_of  # op_db takes seconds to import
+    """Draw calls of op_db's entries, or of these with further arguments. Each call has its own inputs. Later steps may
+    use these inputs and the results of the call."""
+    from conformance.sources.fuzzing.further_arguments import FurtherArguments  # op_db takes seconds to import
+    from conformance.sources.fuzzing.op_db import EACH, Operators, inputs_of
 
     tally, entries = turn.tally, min(EACH, drawing.steps[1])
-    room = 2 * EACH if drawing.steps == STEPS else drawing.steps[1]
+    room = kind.length(drawing)[1]
     families = {name: ops for name, ops in drawing.families.items() if name not in APART}
     with warnings.catch_warnings(), contextlib.suppress(Broken):
         warnings.simplefilter("ignore")  # torch warns each time when it resizes an out= tensor
         operators = Operators(drawing.dtypes, frozenset(drawing.lacking), entries, frozenset(drawing.traits))
-        planned = operators.calls(turn.source, turn.seed, turn.index, tally)
+        source = FurtherArguments(operators) if kind is FURTHER_ARGUMENTS else operators
+        planned = source.calls(turn.source, turn.seed, turn.index, tally)[:room]
         program = _apart(drawing, inputs_of(planned))
         shadow = Shadow(program, drawing.traits)
         k = DrawContext(turn.source, shadow, tuple(dict.fromkeys(drawing.dtypes)))
@@ -236,7 +241,7 @@ def draw_op_db(drawing: Drawing, kind: ProgramKind, turn: Turn) -> Program:
                 tally.entries["|".join(call.cell)] += 1
                 if call.inputs:
                     tally.cells[op_db.FAMILY, call.cell[2], call.cell[3]] += 1
-            if len(shadow.steps) + len(planned) - at < room and k.chance(1, 2):
+            if len(shadow.steps) + len(planned) - at < min(room, 2 * EACH) and k.chance(1, 2):
                 draw_step(k, families, tally, computes=False)
     return _drawn(program, shadow, tally)
 
@@ -406,7 +411,10 @@ OP_DB = ProgramKind(
     lambda drawing: (not drawing.only or op_db.FAMILY in drawing.only) and op_db.FAMILY not in drawing.without,
     every=ALONE,
     families=(op_db.FAMILY,),
+    steps=(1, 14),
 )
+
+FURTHER_ARGUMENTS = replace(OP_DB, name="calls with further arguments", turns=(8,), every=NEVER, steps=(1, 60))
 
 HAZARDS = ProgramKind(
     "hazards of memory",
@@ -435,6 +443,7 @@ STATES = ProgramKind(
     lambda drawing: stateful.NAME in drawing.families,
     every=NAMED,
     families=(stateful.NAME,),
+    aimed=False,
 )
 
 EDGES = ProgramKind(
@@ -470,5 +479,5 @@ EXPRESSIONS = ProgramKind(
 
 ORDINARY = ProgramKind("views, writes and reads", (), draw_steps, lambda drawing: True)
 
-KINDS = (OP_DB, HAZARDS, FUNCTIONS, STATES, EDGES, EXPRESSIONS)
+KINDS = (OP_DB, FURTHER_ARGUMENTS, HAZARDS, FUNCTIONS, STATES, EDGES, EXPRESSIONS)
 """The kinds besides ordinary programs. Where two have one turn, it belongs to the first that occurs."""

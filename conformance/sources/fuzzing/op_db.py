@@ -5,7 +5,7 @@ accepts, so its sizes, dtypes and arguments stay. Drawing chooses the geometry o
 of the program with a layout class, on its own storage or on another operand's. It has the sample's values, or other
 values if the op accepts any. A call is planned only after torch CPU has answered it, so every planned call can run.
 
-Every entry has its turn. Each seed orders the entries, and each op_db program takes the next `EACH` of them, so 400
+Every entry has its turn. Each seed orders the entries, and each op_db program takes the next `EACH` of them, so 500
 programs contain every entry. The variants, dtypes and layouts of an entry take turns as well.
 """
 
@@ -36,7 +36,7 @@ from conformance.sources.fuzzing.op_db_calls import (
     Key,
     Operand,
     SampleStep,
-    calls_of,
+    drawn_calls,
     entries,
     opinfo,
     variants,
@@ -185,7 +185,7 @@ class Operators:
         lacking: list[str] = []
         for call, variant, layout, plain in self._tries(d, key, turn, seed):
             try:
-                candidate = self._try(d, key, call, variant, layout, first, plain)
+                candidate = self.place(d, key, call, variant, layout, first, plain)
             except NeedsLacking as needs:
                 lacking.append(str(needs))
                 if len(lacking) == TRIED:
@@ -203,11 +203,10 @@ class Operators:
     def _tries(self, d: Draw, key: Key, turn: int, seed: int) -> Iterator[tuple[SampleStep, str, str, bool]]:
         """Calls of the entry with variant and layout: first some of its cells, then contiguous forward calls."""
         for variant, dtype, layout in itertools.islice(self._cells(key, turn, seed), TRIED):
-            calls = calls_of(key, variant, dtype)
-            for name in (layout, "contiguous") if calls else ():
-                yield d.choice(calls), variant, name, False
+            for name, call in zip((layout, "contiguous"), drawn_calls(d, key, variant, dtype)):
+                yield call, variant, name, False
         for dtype, plain in itertools.product(dict.fromkeys(self.dtypes), (False, True)):
-            for call in calls_of(key, FORWARD, dtype):
+            for call in drawn_calls(d, key, FORWARD, dtype):
                 yield call, FORWARD, "contiguous", plain
 
     def _cells(self, key: Key, turn: int, seed: int) -> Iterator[tuple[str, str, str]]:
@@ -218,10 +217,19 @@ class Operators:
         order = random.Random(f"{key}:{seed}").sample(cells, len(cells))
         return (order[(turn + k) % len(order)] for k in range(len(order)))
 
-    def _try(
-        self, d: Draw, key: Key, call: SampleStep, variant: str, layout: str, first: int, plain: bool = False
+    def place(
+        self,
+        d: Draw,
+        key: Key,
+        call: SampleStep,
+        variant: str,
+        layout: str,
+        first: int,
+        plain: bool = False,
+        others: Sequence[str] = (),
     ) -> Planned | None:
-        """The call in these layouts, or None if torch CPU does not answer it or its dtypes are not drawn. Raises
+        """The call on operands in drawn layouts, the first one in `layout` if it can have it, and others in classes of
+        `others`, if given. None if torch CPU does not answer the call, or if its dtypes are not drawn. Raises
         NeedsLacking."""
         op, step, operands = opinfo(key), call.step, list(call.operands)
         if variant == OUT:
@@ -237,8 +245,8 @@ class Operators:
             return None  # no distinct elements, and a device may order equal ones as it likes
         if ordered and not _can_be_distinct(operands[0]):
             return None
-        classes = DISTINCT if distinct else LAYOUTS
-        layout = layout if layout in classes else "contiguous"
+        classes = others or (DISTINCT if distinct else LAYOUTS)
+        layout = layout if layout in classes or layout in DISTINCT or not distinct else "contiguous"
         places = []
         for at, operand in enumerate(operands):
             name = (
@@ -296,10 +304,10 @@ def converted(
     count, start = 0, turn * most % len(known)
     for key in (*order[start:], *order[:start])[: 4 * most]:
         held = [name for name in dict.fromkeys(dtypes) if dtype_of(name) in opinfo(key).dtypes]
-        calls = calls_of(key, FORWARD, d.choice(held)) if held else ()
-        if not calls or count == most:
+        call = next(drawn_calls(d, key, FORWARD, d.choice(held)), None) if held else None
+        if call is None or count == most:
             continue
-        changed = change(d, d.choice(calls), dtypes)
+        changed = change(d, call, dtypes)
         planned = changed and _planned(d, topic, *changed, first)
         if planned and planned.raises in RAISES.get(topic, (True, False)):
             count, first = count + 1, first + len(planned.inputs)

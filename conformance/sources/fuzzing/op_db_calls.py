@@ -1,16 +1,16 @@
 """op_db's samples as calls of drawn programs: data, with a name for each tensor that has no geometry yet.
 
-Defines `SampleStep`, `calls_of` and `entries`. The key insight: an entry is often a wrapper around the user's call. So
+Defines `SampleStep`, `drawn_calls` and `entries`. The key insight: an entry is often a wrapper of the user's call. So
 a sample is written as a call by a public name: a function, method or attribute. The call is used only if it gives the
 entry's answer. A sample without such a call is excluded with a reason; `conformance opinfo` runs it.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
-import itertools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,18 +18,18 @@ import torch
 
 from conformance.engine.aten_ops import Tagged
 from conformance.program.capture import Unwritable, encoded, on_host
+from conformance.program.steps.draw import Draw
 from conformance.program.steps.op import METHOD, Json, Step, decode, dtype_name, dtype_of, number
 from conformance.program.steps.op_db import has_function, has_method
 from conformance.program.steps.table import OPS
 from conformance.sources.opinfo import catalog, seeding
 from conformance.sources.opinfo.sample_program import results_of, steps_of
-from conformance.sources.opinfo.sampling import Sample, samples
+from conformance.sources.opinfo.sampling import Sample, samples, tensors
 from conformance.standalone.moving import storage_key
 from conformance.standalone.torch_compat import DRAWS_NUMBERS
 
 SAMPLES, LARGEST, SMALL = 8, 512, 64
-"""Limits: samples of an entry to consider; elements of one tensor; and elements of all tensors in a small sample. If an
-entry has several small samples, the others are dropped."""
+"""Limits: samples of an entry to consider; elements of one tensor; and elements of all tensors in a small sample."""
 
 CUT = 3
 """Length of each dimension after a large sample of a unary function is cut."""
@@ -97,25 +97,38 @@ def variants(key: Key) -> tuple[str, ...]:
     return tuple(names)
 
 
-@functools.lru_cache(4096)
-def calls_of(key: Key, variant: str, dtype: str) -> tuple[SampleStep, ...]:
-    """The entry's small samples as calls that torch CPU answers. Operands have no geometry yet."""
-    calls = []
+def drawn_calls(d: Draw, key: Key, variant: str, dtype: str) -> Iterator[SampleStep]:
+    """Yield the entry's samples as calls that torch CPU answers, in a drawn order, those with few elements first.
+    Operands have no geometry yet. Each call takes two runs on torch CPU, so a caller takes only those that it needs."""
+    op, known = opinfo(key), _samples_of(key, dtype)
+    is_unary = catalog.family(op) == "unary"  # whose large samples are cut
+    small = [is_unary or sum(part.numel() for part in tensors(sample.tree)) <= SMALL for sample in known]
+    order = d.permutation(len(known))
+    for place in (*(at for at in order if small[at]), *(at for at in order if not small[at])):
+        call = _call_of(key, variant, dtype, place)
+        if call is not None:
+            yield call
+
+
+@functools.lru_cache(8192)
+def _call_of(key: Key, variant: str, dtype: str, number: int) -> SampleStep | None:
+    """The entry's sample of this number as a call; None if no program can make it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            drawn = list(
-                itertools.islice(samples(opinfo(key), "forward", dtype_of(dtype), "as_sampled", None), SAMPLES)
-            )
+            return _call(key, variant, copy.copy(_samples_of(key, dtype)[number]))
+        except Unwritable:
+            return None
+
+
+@functools.lru_cache(32)
+def _samples_of(key: Key, dtype: str) -> tuple[Sample, ...]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return tuple(samples(opinfo(key), "forward", dtype_of(dtype), "as_sampled", SAMPLES))
         except Exception:  # op_db's own samplers fail for some dtypes; other dtypes cover the op
             return ()
-        for sample in drawn:
-            try:
-                calls.append(_call(key, variant, sample))
-            except Unwritable:
-                continue
-    small = [call for call in calls if sum(len(operand.values) for operand in call.operands) <= SMALL]
-    return tuple(small if len(small) > 1 else calls)
 
 
 def _call(key: Key, variant: str, sample: Sample) -> SampleStep:

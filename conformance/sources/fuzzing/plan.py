@@ -19,7 +19,7 @@ from conformance.program.unsupported import held, unsupported_steps
 from conformance.record import versions
 from conformance.record.names import without_features
 from conformance.run.messages import Limits
-from conformance.sources.fuzzing.drawing import DTYPES, STEPS, Drawing
+from conformance.sources.fuzzing.drawing import DTYPES, STEPS, VERSION, Drawing
 from conformance.sources.fuzzing.listed import Listed
 
 SHARD = 20
@@ -80,7 +80,8 @@ class Plan:
     def identity(self) -> dict[str, Json]:
         """The settings that `--resume` must not change."""
         made_of = {key: getattr(self, key) for key in ("target", "seed", "corpus", "part", "calls")}
-        made_of |= {"drawing": vars(self.drawing), "torch": str(versions.installed())}
+        drawing = {**vars(self.drawing), "version": VERSION}
+        made_of |= {"drawing": drawing, "torch": str(versions.installed())}
         made_of |= {"listed": vars(self.listed)} if self.listed is not None else {}
         plain: dict[str, Json] = json.loads(json.dumps(made_of))
         return plain

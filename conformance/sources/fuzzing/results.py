@@ -43,7 +43,7 @@ from conformance.record.result import UNEXPECTED, Failure, Outcome, Result, Run
 from conformance.record.upstream import Evidence, known_as
 from conformance.run.failing_program import FailingProgram
 from conformance.run.smaller import SAME
-from conformance.sources.fuzzing.drawing import CLASSES, DTYPES, Tally
+from conformance.sources.fuzzing.drawing import CLASSES, DTYPES, VERSION, Tally
 from conformance.sources.fuzzing.group import Group
 from conformance.sources.fuzzing.plan import HANGS
 
@@ -139,10 +139,11 @@ def run_of(campaign: Campaign, interrupted: int = 0) -> Run:
     limit = f"{plan.programs} programs" if plan.programs is not None else f"{plan.minutes:g} minutes"
     words = [f"seed {plan.seed}", limit, f"corpus {len(corpus)}" if corpus else "", options]
     words += ["shard {}/{}".format(*plan.part)] if plan.part != (1, 1) else []
+    drawn_by = {} if plan.listed is not None else {"drawing": f"version {VERSION}"}
     return Run(
         plan.target,
         [_result(campaign, group, corpus) for group in campaign.distinct()],
-        {**campaign.environment, "selection": "; ".join(filter(None, words))},
+        {**campaign.environment, **drawn_by, "selection": "; ".join(filter(None, words))},
         plan.command,
         seconds=round(campaign.running_seconds, 2),
         complete=not interrupted,

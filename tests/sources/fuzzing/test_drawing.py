@@ -25,6 +25,7 @@ from conformance.sources.fuzzing.kinds import (
     EDGES,
     EXPRESSIONS,
     FUNCTIONS,
+    FURTHER_ARGUMENTS,
     HAZARDS,
     KINDS,
     OP_DB,
@@ -118,8 +119,8 @@ class TestKinds:
     def test_the_turns(self):
         """Turn 1 is of no kind. A compiler without states has a second turn of functions."""
         turns = [OP_DB, ORDINARY, EDGES, HAZARDS, OP_DB, STATES, EXPRESSIONS]
-        assert self.kinds() == [*turns, ORDINARY]
-        assert self.kinds(compiled=True) == [*turns, FUNCTIONS]
+        assert self.kinds() == [*turns, ORDINARY, FURTHER_ARGUMENTS, ORDINARY]
+        assert self.kinds(compiled=True) == [*turns, FUNCTIONS, FURTHER_ARGUMENTS, ORDINARY]
         assert self.kinds(compiled=True, without=("state",))[5] is FUNCTIONS
         assert self.kinds(without=("edges",))[2] is EXPRESSIONS
         assert {*self.kinds(biased=False)} == {ORDINARY}
@@ -288,16 +289,16 @@ class TestReduce:
 class TestEdges:
     """Programs of calls at the edge of their domain have their own numbers."""
 
-    def test_one_in_eight_is_of_edges_and_no_other_has_such_a_step(self):
-        """Programs of edge calls have numbers 2 modulo 8; all other programs of a seed are independent of them."""
+    def test_one_in_a_period_is_of_edges_and_no_other_has_such_a_step(self):
+        """Programs of edge calls have numbers 2 modulo 10; all other programs of a seed are independent of them."""
         drawn = {number: {OPS[step.op].family for step in Drawing().numbered(3, number).steps} for number in range(26)}
-        assert all("edges" in drawn[number] for number in (2, 10, 18))
-        assert not any("edges" in families for number, families in drawn.items() if number % 8 != 2)
+        assert all("edges" in drawn[number] for number in (2, 12, 22))
+        assert not any("edges" in families for number, families in drawn.items() if number % PERIOD != 2)
 
     def test_a_storage_that_a_second_input_makes_longer_has_a_value_everywhere(self):
         """Every element of a storage has a value in the program. Regression test: when a second input extended a
         storage, its list of values stayed short, and the added elements were uninitialized memory."""
-        for number in range(2, 400, 8):
+        for number in range(2, 400, PERIOD):
             program = Drawing().numbered(0, number)
             assert all(len(storage.make()) == storage.size for storage in program.storages)
 
@@ -305,7 +306,7 @@ class TestEdges:
         """The last opening converts a float to a half, selects elements and converts back, all under one name, so a
         device need not compute the half. Regression test: tiny did not round a half that `where` selected, and no
         program had one."""
-        every = range(2 + 8 * (len(EDGES.openings) - 1), 800, 8 * len(EDGES.openings))
+        every = range(2 + PERIOD * (len(EDGES.openings) - 1), 100 * PERIOD, PERIOD * len(EDGES.openings))
         openings = [Drawing().numbered(0, number).steps[:3] for number in every]
         rounding = [
             (half, selection, whole)

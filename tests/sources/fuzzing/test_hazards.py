@@ -224,7 +224,7 @@ def _late(value, inputs):
     )
 
 
-PROGRAMS = 400
+PROGRAMS = 700
 """Number of programs of an ordinary campaign. One in `PERIOD` has hazards."""
 
 

@@ -18,6 +18,7 @@ from conformance.selftest.faults import Fault, InterceptedCall
 from conformance.selftest.mutants import MutantTarget, Planted
 from conformance.sources.fuzzing import op_db, op_db_calls
 from conformance.sources.fuzzing.drawing import Drawing, Tally
+from conformance.sources.fuzzing.kinds import OP_DB, kind_of
 from conformance.targets.cpu import CpuTarget
 
 UNDRAWN = 75
@@ -38,13 +39,18 @@ class OneFault(MutantTarget):
 
 def programs(seed: int, count: int, tally: Tally | None = None) -> list[Program]:
     drawing = Drawing()
-    return [drawing.numbered(seed, number, tally) for number in range(0, count, 4)]
+    return [drawing.numbered(seed, number, tally) for number in numbers(count)]
+
+
+def numbers(count: int) -> list[int]:
+    """The numbers below `count` of programs of op_db's entries."""
+    return [number for number in range(count) if kind_of(Drawing(), number)[0] is OP_DB]
 
 
 @pytest.fixture(scope="module")
 def drawn() -> tuple[list[Program], Tally]:
     tally = Tally()
-    return programs(0, 400, tally), tally
+    return programs(0, 500, tally), tally
 
 
 def spoilt(*results: torch.Tensor) -> object:
@@ -62,7 +68,7 @@ def calling(drawn: tuple[list[Program], Tally], ops: str) -> list[Program]:
 
 
 class TestDrawing:
-    def test_every_entry_is_met_in_the_first_400_programs(self, drawn):
+    def test_every_entry_is_met_in_the_first_500_programs(self, drawn):
         met = {cell.partition("|")[0] for cell in drawn[1].entries}
         known = {".".join(filter(None, key)) for key in op_db_calls.entries()}
         assert met <= known
@@ -123,16 +129,16 @@ class TestDrawing:
         assert not [(one, storage) for one, storage in empty if one.offset > storage.size]
 
     def test_a_program_is_the_same_again_and_as_json(self, drawn):
-        for number in (0, 40, 80):
+        for at, number in [*enumerate(numbers(100))][::7]:
             again = Drawing().numbered(0, number)
-            assert again.to_json() == drawn[0][number // 4].to_json()
+            assert again.to_json() == drawn[0][at].to_json()
             assert Program.from_json(again.to_json()).to_json() == again.to_json()
 
     def test_other_programs_can_be_left_out_and_these_too(self):
         only = Drawing(only=("op_db",))
         assert all(any(step.op.startswith("op_db") for step in only.numbered(3, n).steps) for n in range(6))
         without = Drawing(without=("op_db",))
-        assert not any(step.op.startswith("op_db") for n in range(0, 24, 4) for step in without.numbered(3, n).steps)
+        assert not any(step.op.startswith("op_db") for n in numbers(30) for step in without.numbered(3, n).steps)
 
     @pytest.mark.slow
     def test_what_a_profile_lacks_is_not_called(self):
@@ -146,7 +152,7 @@ class TestDrawing:
         """Ops that only the harness calls do not count as required. Regression test: the shadow builds inputs with
         `set_`, and a profile without it left 22 of 626 entries."""
         with_all, without = Tally(), Tally()
-        for number in range(0, 24, 4):
+        for number in numbers(30):
             Drawing().numbered(1, number, with_all)
             Drawing(lacking=("aten::set_.source_Storage_storage_offset",)).numbered(1, number, without)
         assert without.entries == with_all.entries and not without.lacking
