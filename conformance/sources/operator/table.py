@@ -25,7 +25,7 @@ CHECKS: Mapping[str, Check] = {
     "empty": Check("and for tensors without elements", "compare"),
     "scalars": Check("and for 0-dim tensors", "compare"),
     "blocks": Check("and for sizes around vector widths and blocks, at their ends, and large together", "compare"),
-    "magnitudes": Check("and for values around 1e-6, 100 and 1e4, nearly equal ones, and zeros", "compare"),
+    "magnitudes": Check("and for values around 1e-6, 100 and 1e4, nearly equal ones, and a zero", "compare"),
     "specials": Check("and for infinities, nan, and zeros of both signs", "compare"),
     "mixed": Check("and for inputs of several dtypes, unless the operator refuses them", "compare"),
     "structure": Check("the number and kinds of the results", "compare"),
