@@ -48,7 +48,7 @@ SHRINKING = 0.2
 """Share of `--minutes` reserved for shrinking, once there are findings. Also the share of a pool's workers that shrink
 before the last program is drawn, rounded down: none of four."""
 
-MEANWHILE, LONGEST_TURN = 0.4, 30.0
+MEANWHILE, LONGEST_TURN = 0.15, 30.0
 """Limits on shrinking before the last program is drawn, if `--minutes` limits the campaign: the share of the time so
 far, and the seconds for one finding."""
 
@@ -140,7 +140,7 @@ class Campaign:
 
     def _queue(self) -> list[Group]:
         """The groups that are not shrunk, in the order in which they are to be. If `--minutes` limits the campaign, the
-        groups of the most programs and the most severe groups take turns."""
+        groups of the most programs and the most severe groups take turns. Bugs of PyTorch come last."""
         ranked = self.ranked()
         if self.wanted is not None:
             weights = [(self.wanted(self, group), group) for group in ranked]
@@ -149,6 +149,8 @@ class Campaign:
             frequent = sorted(ranked, key=lambda group: -len(group.numbers))
             turns = (group for pair in zip(frequent, ranked, strict=True) for group in pair)
             ranked = [*{id(group): group for group in turns}.values()]
+        if self.wanted is None:
+            ranked.sort(key=lambda group: bool(group.finding.layer))
         return [group for group in ranked if not group.shrunk]
 
     @property
@@ -170,12 +172,13 @@ class Campaign:
                 ahead.begin(finding, until=self._deadline())
 
     def _enough_of(self, group: Group) -> bool:
-        """Whether enough findings of the group's pattern are shrunk, and its cause is precise without shrinking."""
+        """Whether enough findings of the group's pattern are shrunk, and its cause is precise without shrinking. One
+        example of a pattern is enough if it also shows without the backend: it is no bug of the user's."""
         if self.wanted is not None:
             return False
         finding = group.finding
-        alike = (group for group in self.groups if group.shrunk and group.finding.pattern == finding.pattern)
-        return finding.precise and sum(1 for _ in alike) >= SHRUNK_EACH
+        alike = [group for group in self.groups if group.shrunk and group.finding.pattern == finding.pattern]
+        return bool(alike) if finding.layer else finding.precise and len(alike) >= SHRUNK_EACH
 
     def _compare(self, relative: str) -> None:
         """Run each finding on a related target, in a separate process, to show which side has the bug."""

@@ -21,7 +21,7 @@ from conformance.record import result as model
 from conformance.record.errors import TargetError
 from conformance.record.finding import MOVE
 from conformance.record.names import nearest
-from conformance.record.result import Finding, Result, Run
+from conformance.record.result import WITHOUT_BACKEND, Finding, Result, Run
 from conformance.record.sentences import headline
 from conformance.report import __main__ as report
 from conformance.run import options, signals
@@ -247,7 +247,8 @@ def show_progress(running: Campaign, view: View) -> None:
             if cause not in known and group.finding.op != MOVE:  # one sentence at the end reports a failing move
                 known.add(cause)
                 result = result_of(group.finding)
-                view.finding(f"{result.outcome} in program {group.finding.number}: {headline(result)}")
+                also = f" ({WITHOUT_BACKEND})" if group.finding.layer else ""
+                view.finding(f"{result.outcome} in program {group.finding.number}: {headline(result)}{also}")
         failing = len({number for group in groups for number in group.numbers})
         view.at(progress(at), at.plan.wanted, failing, line(at))
 

@@ -114,6 +114,31 @@ class TestOrder:
         assert [(each.numbers, each.finding.operators) for each in running.ranked()] == [({3}, {"sin"}), ({3}, {"exp"})]
 
 
+class TestBugsOfTorch:
+    """Findings that also show without the backend. Regression test: on a right backend, shrinking them took 600 of the
+    636 seconds of a campaign."""
+
+    def test_they_are_shrunk_last(self, tmp_path: Path) -> None:
+        """A finding of the backend's own comes first, however many programs show a bug of PyTorch."""
+        running = campaign(tmp_path)
+        for number in range(5):
+            running.add(replace(FOUND[0], number=number, layer="compile:aot_eager"))
+        running.add(replace(FOUND[1], number=9))
+        assert [group.finding.layer for group in running._queue()] == ["", "compile:aot_eager"]
+
+    @pytest.mark.parametrize(("layer", "due"), [("", True), ("compile:aot_eager", False)])
+    def test_one_example_of_a_pattern(self, tmp_path: Path, layer: str, due: bool) -> None:
+        """The second operator with one pattern is not shrunk, while a finding of the backend's own is."""
+        running = campaign(tmp_path)
+        running.add(replace(FOUND[0], layer=layer))
+        running.add(replace(FOUND[1], layer=layer))
+        first, second = running.groups
+        assert first.finding.pattern == second.finding.pattern != ""
+        assert running._due(first) and running._due(second)
+        first.shrunk = True
+        assert running._due(second) is due
+
+
 class TestApart:
     def test_a_known_group_costs_no_shrinking(self, tmp_path: Path) -> None:
         """The hundredth program of a group starts no new shrinking task."""
