@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import textwrap
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
@@ -112,7 +113,9 @@ def script(
     # A program with mismatches has run on the CPU before. A program that killed a worker does not run here.
     bits, exact = any(mismatch.by_bits for mismatch in mismatches), list[str]()
     if bits:
-        answer = reference(called)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of what a program does on purpose
+            answer = reference(called)
         exact = sorted(answer.observation.tensors if relation and RELATIONS[relation].bits else answer.exact)
     terms = {"undefined": str(program.undefined), "tolerance": str(dict(program.tolerance))}
     options = {**judged(target.facts.oracles, target.facts.lacks), "exact": str(exact), **terms, **options}

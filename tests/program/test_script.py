@@ -9,6 +9,7 @@ import itertools
 import re
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -291,3 +292,14 @@ def test_a_script_defines_custom_operators_of_its_own():
     text = "\n".join(map(bare, snippet_sources(["add_to", "exchange"])))
     assert "'script::add_to'" in text and "'script::exchange'" in text
     assert "conformance::" not in text
+
+
+def test_a_warning_of_torch_is_not_printed() -> None:
+    """Writing a script runs the program on torch CPU, in the command's own process. Regression test: the command
+    printed torch's warning among its findings."""
+    call = Step("op_db.many:var_mean", (tensor("a"),), {"correction": 5}, out=("b", "c"))
+    program = Program((Storage("float32", 2, [1.0, 2.0]),), (Input("a", 0, "float32", (2,), (1,)),), (call,))
+    wrong = Mismatch("value", "b", "inf", "1.0", "1 of 1 elements differ (bits), first at (): expected inf, got 1.0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "torch.var_mean(" in script(program, Scripted("DEVICE = 'cpu'"), (wrong,), [], 1)
