@@ -25,7 +25,7 @@ from conformance.run.session import main as run_command
 from conformance.run.worker import step, unit
 from conformance.selftest.mutants import EVERY, NOTHING, hunt
 from conformance.sources.accuracy.running import AGAIN, Job, MeasuredCases
-from conformance.sources.accuracy.worker import environment_of
+from conformance.sources.accuracy.tasks import environment_of
 from conformance.sources.fuzzing.drawing import Drawing
 
 PROGRAMS = 4000

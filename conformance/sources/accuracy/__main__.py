@@ -16,7 +16,7 @@ from conformance.run import options
 from conformance.run.messages import Limits
 from conformance.run.session import main as run_command
 from conformance.run.session import usual
-from conformance.sources.accuracy import table, worker
+from conformance.sources.accuracy import table, tasks
 from conformance.sources.accuracy.running import FLAGS, Job, MeasuredCases
 from conformance.sources.accuracy.table import DIRECTIONS, DTYPES, Case
 
@@ -26,7 +26,7 @@ class Accuracy(MeasuredCases):
 
     title = "accuracy"
     stem, usual = ACCURACY, Limits(unit=120.0, memory=8.0)
-    job = Job(worker.described, worker.run, worker.MODULES)
+    job = Job(tasks.described, tasks.run, tasks.MODULES)
 
     def cases(self, args: argparse.Namespace) -> tuple[list[Case], list[str]]:
         """See `MeasuredCases.cases`."""

@@ -29,7 +29,7 @@ from conformance.run.messages import Death, ExitReason, Limits, Task
 from conformance.run.session import Session, Source
 from conformance.run.terminal import shown
 from conformance.sources.accuracy.table import DIRECTIONS
-from conformance.sources.accuracy.worker import TARGET
+from conformance.sources.accuracy.tasks import TARGET
 
 
 @dataclass(frozen=True)

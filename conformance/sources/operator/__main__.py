@@ -21,9 +21,9 @@ from conformance.run.messages import Limits
 from conformance.run.session import Session
 from conformance.run.session import main as run_command
 from conformance.sources.accuracy.running import AGAIN, Job, MeasuredCases
-from conformance.sources.operator import worker
+from conformance.sources.operator import tasks
 from conformance.sources.operator.table import CHECKS, SLOW_COMPILER, usual, with_fatal
-from conformance.sources.operator.worker import Case, Subject
+from conformance.sources.operator.tasks import Case, Subject
 
 FLAGS = ("like", "reference", "inputs", "checks", "exclude", "batch", "dtype", "limit", "memory", "strict",
          "check-scripts", "reports", *options.PLACE)  # fmt: skip
@@ -36,7 +36,7 @@ class Operators(MeasuredCases):
 
     title = "operator"
     stem, usual = OPERATOR, Limits(unit=300.0, memory=10.0)
-    job = Job(worker.described, worker.run, worker.MODULES)
+    job = Job(tasks.described, tasks.run, tasks.MODULES)
     listed = 0
 
     def cases(self, args: argparse.Namespace) -> tuple[list[Case], list[str]]:

@@ -18,7 +18,7 @@ from conformance.run.cases import CasePool
 from conformance.run.execution_place import LOCAL, ExecutionPlace
 from conformance.run.isolation import OUTCOMES
 from conformance.run.messages import Death, Limits, Task
-from conformance.sources.opinfo import worker
+from conformance.sources.opinfo import tasks
 from conformance.sources.opinfo.arguments import Origin
 from conformance.sources.opinfo.plan import Case, Entry, is_beside
 from conformance.sources.opinfo.sample_script import from_op_db
@@ -50,7 +50,7 @@ class Cases(CasePool):
     """Workers that run up to `jobs` cases of op_db at a time on one target. Use as a context manager."""
 
     def __init__(self, target: str, limits: Limits, jobs: int = 1, place: ExecutionPlace = LOCAL) -> None:
-        super().__init__(place, target, limits, jobs, [worker.__name__, "conformance.sources.opinfo.case"])
+        super().__init__(place, target, limits, jobs, [tasks.__name__, "conformance.sources.opinfo.case"])
         self.setup = "DEVICE = 'cpu'"
         self.lacks = frozenset[str]()
         self.without_backend: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ class Cases(CasePool):
         outside op_db. Raises TargetError, also if the target cannot show one of the `variants`.
         """
         entries, environment, self.setup, self.lacks, self.without_backend, self.measures = self.ask_first(
-            worker.catalog, self.target, frozenset(variants), beside
+            tasks.catalog, self.target, frozenset(variants), beside
         )
         return entries, environment
 
@@ -75,7 +75,7 @@ class Cases(CasePool):
 
     def task_of(self, case: Case) -> Task:
         """See `CasePool.task_of`."""
-        return Task(case.id, worker.run, (self.target, case, (), True))
+        return Task(case.id, tasks.run, (self.target, case, (), True))
 
     def after_death(self, task: Task, case: Case, death: Death) -> Task | Result:
         """Return the case's result, or the case as a task without the samples that ended workers."""

@@ -19,7 +19,7 @@ from conformance.run.session import main as run_command
 from conformance.run.session import usual
 from conformance.sources.accuracy.running import FLAGS, Job, MeasuredCases
 from conformance.sources.accuracy.table import DIRECTIONS
-from conformance.sources.sizes import table, worker
+from conformance.sources.sizes import table, tasks
 from conformance.sources.sizes.table import SCALES, Case
 
 
@@ -28,7 +28,7 @@ class Sizes(MeasuredCases):
 
     title = "sizes"
     stem, usual = SIZES, Limits(unit=300.0, memory=10.0, recycle=1)
-    job = Job(worker.described, worker.run, worker.MODULES)
+    job = Job(tasks.described, tasks.run, tasks.MODULES)
 
     def cases(self, args: argparse.Namespace) -> tuple[list[Case], list[str]]:
         """See `MeasuredCases.cases`."""

@@ -15,7 +15,7 @@ from conformance.record.names import OPERATOR
 from conformance.record.result import SHOWS, Outcome, Result, Run
 from conformance.record.shortfall import Shortfall
 from conformance.run.cases import CaseRun
-from conformance.sources.operator import worker
+from conformance.sources.operator import tasks
 from conformance.sources.operator.__main__ import main
 from conformance.sources.operator.examine import Verdict
 
@@ -92,8 +92,8 @@ def test_inputs_without_time(tmp_path, capfd, monkeypatch, words, end, code):
 
 def test_a_worker_counts_the_inputs_without_time(monkeypatch):
     """The result of a check has their number."""
-    monkeypatch.setattr(worker, "_judging", lambda subject: SimpleNamespace(verdict=lambda check: VERDICT))
-    result = worker.run("cpu", worker.Case(worker.Subject("torch.abs", "abs"), "values"))
+    monkeypatch.setattr(tasks, "_judging", lambda subject: SimpleNamespace(verdict=lambda check: VERDICT))
+    result = tasks.run("cpu", tasks.Case(tasks.Subject("torch.abs", "abs"), "values"))
     assert (result.outcome, result.samples, result.late) == (Outcome.PASS, 12, 28)
 
 

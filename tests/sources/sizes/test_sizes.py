@@ -17,7 +17,7 @@ from conformance.record.footprint import ALLOWANCE, Footprint, allowed
 from conformance.record.result import SHOWS, Failure, Outcome, Run
 from conformance.run.scripts import confirm
 from conformance.sources.accuracy.outcomes import Raises, Unmeasured
-from conformance.sources.sizes import worker
+from conformance.sources.sizes import tasks
 from conformance.sources.sizes.__main__ import main
 from conformance.sources.sizes.measure import measure, on_cpu
 from conformance.sources.sizes.table import SCALES, Case, SizesRow, families, load, select
@@ -33,7 +33,7 @@ SCHEMA = Path(model.__file__).with_name("result.schema.json")
 def failures_of(name: str, target: Any, scale: str = "small", variant: str = "forward") -> tuple[Failure, ...]:
     """Findings of a row on a target."""
     (case,) = select([name], [], [], [variant], scale)
-    return worker.judged(case, target.script(), measure(case, target)).failures
+    return tasks.judged(case, target.script(), measure(case, target)).failures
 
 
 def outcomes(folder: Path) -> dict[str, str]:
@@ -144,7 +144,7 @@ class TestPlanted:
     def test_an_error_is_shown_alone(self):
         """The script of a call that raises only on the target reports the error."""
         (case,) = select(["clone"], [], [], ["forward"], "small")
-        result = worker.run("class:tests.planted.oversized.RefusingTarget", case)
+        result = tasks.run("class:tests.planted.oversized.RefusingTarget", case)
         (failure,) = result.failures
         assert failure.actual.startswith("RuntimeError: no kernel for the tensor at ")
         script = f"import sys\nsys.path.append({str(Path(__file__).parents[3])!r})\n{failure.script}"

@@ -1,4 +1,4 @@
-"""Worker functions of `conformance operator`: one check of an operator, with the result as the report shows it.
+"""The tasks of `conformance operator`: one check of an operator, with the result as the report shows it.
 
 The process that collects results refers to these functions by name without importing torch. Each function therefore
 imports its dependencies itself. A worker makes the calls once, and carries out each procedure once.

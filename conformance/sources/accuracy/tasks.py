@@ -1,4 +1,4 @@
-"""Worker functions of `conformance accuracy`: measure one case and return its result.
+"""The tasks of `conformance accuracy`: measure one case and return its result.
 
 The process that collects results refers to these functions by name without importing torch. Each function therefore
 imports its dependencies itself.

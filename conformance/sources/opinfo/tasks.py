@@ -1,4 +1,4 @@
-"""Worker functions of the OpInfo run: list op_db, and run one case.
+"""The tasks of the OpInfo run: list op_db, and run one case.
 
 The process that collects results must be able to name these functions without importing torch. Each function therefore
 imports its dependencies itself.

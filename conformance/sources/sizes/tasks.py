@@ -1,4 +1,4 @@
-"""Worker functions of `conformance sizes`: measure one case and return its result.
+"""The tasks of `conformance sizes`: measure one case and return its result.
 
 The process that collects results refers to these functions by name without importing torch. Each function therefore
 imports its dependencies itself.
@@ -14,7 +14,7 @@ from conformance.record.footprint import Footprint
 from conformance.record.result import Failure, Outcome, Result
 from conformance.record.sentences import sentence
 from conformance.run.worker import loaded
-from conformance.sources.accuracy.worker import environment_of, judged_by
+from conformance.sources.accuracy.tasks import environment_of, judged_by
 from conformance.sources.sizes.table import Case
 
 if TYPE_CHECKING:
