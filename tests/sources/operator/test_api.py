@@ -119,7 +119,7 @@ class TestNothingCompared:
 
     @pytest.mark.parametrize(("changes", "reason"), [
         ({"checks": ["values"], "budget": 0.0}, "values: 0 of 1 inputs, the time was over"),
-        ({"checks": ["gradcheck"]}, "gradcheck: the reference has gradients to compare with"),
+        ({"checks": ["gradcheck"]}, "gradcheck: "),  # the reference has a gradient, or autograd refuses this fork
         ({"checks": ["values"], "exclude": dict.fromkeys(("values", "crash", "hang", "memory"), "why")}, "values: why"),
     ])  # fmt: skip
     def test_it_is_an_error(self, changes, reason):

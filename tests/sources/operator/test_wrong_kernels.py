@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from conformance.sources.operator.examine import Request, examination, verdicts
@@ -14,11 +18,26 @@ def found(described, checks) -> set[str]:
     return {verdict.check for verdict in verdicts(examination(request), request) if verdict.finding}
 
 
-@pytest.mark.parametrize("name", WRONG)
+GRADIENTS = [name for name, (_, check) in WRONG.items() if check == "gradients"]
+
+
+@pytest.mark.parametrize("name", [name for name in WRONG if name not in GRADIENTS])
 def test_a_wrong_kernel_is_found(name):
     """By the check that it names."""
     described, check = WRONG[name]
     assert check in found(described, [check])
+
+
+def test_a_wrong_gradient_is_found():
+    """In a process of its own: autograd refuses to run in a fork of one whose backward pass has used a device, as that
+    of other tests does."""
+    code = (
+        "from tests.sources.operator.test_wrong_kernels import GRADIENTS, WRONG, found\n"
+        "print([name for name in GRADIENTS if 'gradients' in found(WRONG[name][0], ['gradients'])])"
+    )
+    words, root = [sys.executable, "-c", code], Path(__file__).parents[3]
+    done = subprocess.run(words, cwd=root, capture_output=True, text=True, check=False)
+    assert GRADIENTS and done.stdout.strip() == str(GRADIENTS), done.stderr
 
 
 @pytest.mark.slow
