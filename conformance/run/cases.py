@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 from conformance.declare import expectations
 from conformance.declare import profile as profiles
@@ -26,6 +26,9 @@ from conformance.run import signals
 from conformance.run.execution_place import LOCAL, ExecutionPlace
 from conformance.run.isolation import PlacedPool
 from conformance.run.messages import Death, Limits, Task
+
+if TYPE_CHECKING:
+    from conformance.run.session import Session
 
 STUCK = 0.15
 """Share of a run's time limit after which a case without an answer is named, when the time is over."""
@@ -49,6 +52,20 @@ class CaseOptions:
     """Seconds of cases in an earlier run, by id. Without a time limit the longest begin first."""
     finished: Sequence[Result] = ()
     """Results of an interrupted run, whose cases do not run again."""
+
+    @classmethod
+    def of_session(cls, session: Session, seconds: float, **more: Any) -> Self:
+        """Return the options of a command, for a run of at most `seconds`. `more` are fields of the source's own."""
+        args = session.args
+        return cls(
+            jobs=args.jobs,
+            limits=session.limits,
+            place=session.place,
+            seconds=seconds,
+            reruns=args.rerun_failures,
+            stop_at_first=args.stop_at_first_failure,
+            **more,
+        )
 
 
 @dataclass(frozen=True)

@@ -127,16 +127,8 @@ class MeasuredCases(Source):
         selection = "; ".join([self.stem, *self.selection])
         identity = {"target": session.spec, "selection": selection, "torch": str(versions.installed())}
         with Journal(args.reports, self.stem, identity, args.resume) as journal, shown(session.console) as view:
-            chosen = CaseOptions(
-                jobs=args.jobs,
-                limits=limits,
-                place=session.place,
-                seconds=seconds,
-                reruns=args.rerun_failures,
-                stop_at_first=args.stop_at_first_failure,
-                expected=self.expected,
-                finished=journal.finished,
-            )
+            finished = journal.finished
+            chosen = CaseOptions.of_session(session, seconds, expected=self.expected, finished=finished)
             listener = Listener(started=view.start, ended=journal.add, judged=view.add)
             run = CaseRun(session.target, self.what, chosen, listener).perform(self._run)
             self.journal = journal

@@ -190,7 +190,7 @@ def _type_of(parameter: inspect.Parameter) -> str:
 
 
 @functools.cache
-def variations() -> Mapping[str, tuple[Variation, ...]]:
+def find_variations() -> Mapping[str, tuple[Variation, ...]]:
     """Return the variations of each operator, in the order of op_db's entries. Of several entries of an operator, the
     first one with an argument states it."""
     result: dict[str, dict[tuple[str, str], Variation]] = {}
@@ -226,7 +226,7 @@ OF_ROWS = (
 def _ordered(seed: int, turn: int) -> tuple[str, ...]:
     """Return the operators in the order of a turn: at random, with the more weight the more programs use one."""
     rng = random.Random(f"further arguments:{seed}:{turn}")
-    places = {name: rng.random() ** (1 / (1 + usage_of(_plain(name))[0]) ** 2) for name in variations()}
+    places = {name: rng.random() ** (1 / (1 + usage_of(_plain(name))[0]) ** 2) for name in find_variations()}
     return tuple(sorted(places, key=lambda name: -places[name]))
 
 
@@ -245,9 +245,9 @@ class FurtherArguments:
         """Return the calls of program `number` of this kind and seed."""
         d, planned = Draw(source), list[Planned]()
         for at in range(number * EACH, (number + 1) * EACH):
-            turn, place = divmod(at, len(variations()))
+            turn, place = divmod(at, len(find_variations()))
             place_of_dtype = d.integer(0, 99)  # of one dtype, since its samples take the longest
-            for variation in variations()[_ordered(seed, turn)[place]]:
+            for variation in find_variations()[_ordered(seed, turn)[place]]:
                 held = [name for name in self.operators.dtypes if dtype_of(name) in opinfo(variation.key).dtypes]
                 dtypes = [held[place_of_dtype % len(held)], held[0]] if held else []
                 call = self.plan(d, variation, dtypes, sum(len(other.inputs) for other in planned))

@@ -1,9 +1,10 @@
 """Answers of the process in which the operator runs, as bytes that the judging process reads without running any code.
 
-    unpacked(packed(observation)) == observation
+    unpack_answer(pack_answer(observation)) == observation
 
 The operator may have replaced every function of its own process, so nothing in there compares anything: it sends what
-it saw, and `unpacked` makes plain data of it. A pickle may name any function, so `unpacked` takes few types only.
+it saw, and `unpack_answer` makes plain data of it. A pickle may name any function, so `unpack_answer` takes few types
+only.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ class UnknownAnswer(Exception):
     """Bytes that hold anything but an answer."""
 
 
-def packed(answer: Any) -> bytes:
+def pack_answer(answer: Any) -> bytes:
     """Return an answer as bytes."""
     file = io.BytesIO()
     _Packer(file, protocol=5).dump(answer)
     return file.getvalue()
 
 
-def unpacked(content: bytes) -> Any:
+def unpack_answer(content: bytes) -> Any:
     """Return the answer of these bytes. Raises UnknownAnswer."""
     try:
         return _Unpacker(io.BytesIO(content)).load()

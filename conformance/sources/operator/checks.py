@@ -21,7 +21,7 @@ from conformance.engine.loading import load_target
 from conformance.engine.target import Target
 from conformance.record.errors import UsageError
 from conformance.sources.operator import calls as kinds
-from conformance.sources.operator.answers import packed, unpacked
+from conformance.sources.operator.answers import pack_answer, unpack_answer
 from conformance.sources.operator.calls import DrawnCall, Plan
 from conformance.sources.operator.forks import Fork
 from conformance.sources.operator.subject import Operator, by_finding_name, finding_name
@@ -228,7 +228,7 @@ class OperatorProcess(Fork):
     def ask(self, number: int, question: Callable[..., Any], *details: Any) -> Any:
         """Return the answer to a question about a call. Raises ForkDied, NotJudged, and UnknownAnswer."""
         self.send((number, question, details))
-        answer, reason = unpacked(self.receive(self.seconds, Connection.recv_bytes))
+        answer, reason = unpack_answer(self.receive(self.seconds, Connection.recv_bytes))
         if reason:
             raise NotJudged(reason)
         return answer
@@ -248,9 +248,9 @@ def answer_questions(procedure: Procedure, trial: Examination, calls: Sequence[D
                 context.close()
                 current, call = number, context.enter_context(procedure.asked(trial, calls[number]))
             try:
-                content = packed((question(call, *details), ""))
+                content = pack_answer((question(call, *details), ""))
             except NotJudged as error:
-                content = packed((None, str(error)))
+                content = pack_answer((None, str(error)))
             pipe.send_bytes(content)
 
 

@@ -144,17 +144,13 @@ class OpDb(Source):
         }
         absent: list[str] = []
         with Journal(args.reports, self.stem, identity, args.resume) as journal, shown(session.console) as view:
-            request = Request(
+            request = Request.of_session(
+                session,
+                seconds,
                 selections=selections,
                 shard=args.shard,
                 # A suite and `all` take every variant that the target supports.
                 variants={*(args.variant or ())} - {"all"},
-                jobs=args.jobs,
-                limits=session.limits,
-                place=session.place,
-                seconds=seconds,
-                reruns=args.rerun_failures,
-                stop_at_first=args.stop_at_first_failure,
                 fail_on_torch_bugs=args.fail_on_torch_bugs,
                 expected=self.expected,
                 times={result.id: result.seconds for result in self.baseline.results} if self.baseline else {},

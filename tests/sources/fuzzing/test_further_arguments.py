@@ -15,7 +15,7 @@ from conformance.selftest.argument_faults import ARGUMENT_FAULTS
 from conformance.selftest.mutants import Planted, hunt
 from conformance.sources.fuzzing import further_arguments
 from conformance.sources.fuzzing.drawing import Drawing
-from conformance.sources.fuzzing.further_arguments import FurtherArguments, arguments_of, variations
+from conformance.sources.fuzzing.further_arguments import FurtherArguments, arguments_of, find_variations
 from conformance.sources.fuzzing.kinds import FURTHER_ARGUMENTS, PERIOD
 from conformance.sources.fuzzing.op_db import Operators, Planned
 
@@ -36,7 +36,7 @@ def names(operator: str) -> set[str]:
 def planned(operator: str, argument: str, count: int = 6) -> list[Planned]:
     """Calls of an operator with this argument."""
     source = FurtherArguments(Operators(DTYPES))
-    (variation, *_) = (one for one in variations()[operator] if one.argument.name == argument)
+    (variation, *_) = (one for one in find_variations()[operator] if one.argument.name == argument)
     drawn = (source.plan(Draw(random.Random(at).randint), variation, ["float32"], 0) for at in range(count))
     return [call for call in drawn if call is not None]
 
@@ -56,7 +56,7 @@ class TestArguments:
 
     def test_each_is_stated_once(self):
         """Several entries of one operator do not repeat its arguments."""
-        for name, found in variations().items():
+        for name, found in find_variations().items():
             pairs = [(one.variant, one.argument.name) for one in found]
             assert len(pairs) == len({*pairs}), name
 
