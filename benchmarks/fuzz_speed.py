@@ -25,6 +25,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from conformance.backend.runtime import compiler_process
 from conformance.engine.loading import load_target
 from conformance.engine.target import Target
@@ -120,6 +122,7 @@ def elsewhere(target: str, naive: bool, cache: Path, args: argparse.Namespace) -
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Draw and run programs as a worker does, or with an observation after each step."""
     warnings.simplefilter("ignore")
+    torch.set_num_threads(1)  # as in a worker
     target = load_target(args.one)
     drawing = Drawing(args.steps, without=unsupported_steps(target.facts), compiled=target.facts.compiles)
     way = naively if args.naive else as_a_worker

@@ -35,6 +35,10 @@ from conformance.program.steps.layouts import dense
 from conformance.program.steps.op import COMPUTE, LOSSY, MOVE, Json, Step, StepError, dtype_of, tensor, walk
 from conformance.program.steps.op import number as json_number
 from conformance.program.steps.table import OPS
+from conformance.program.steps.thresholds import LENGTHS
+
+LONG = 8
+"""Lengths up to this one shrink by one."""
 
 COMPARISONS = frozenset("logical_and_ logical_xor_ eq_ ne_ lt_ ge_".split())
 """Ops that write truth values into a tensor of any dtype."""
@@ -257,6 +261,24 @@ def tidy(program: Program) -> Program:
     )
 
 
+def shorter_lengths(program: Program) -> Iterator[Program]:
+    """Yield the program with one length shorter in all inputs that have it, so that their sizes still fit together.
+
+    Lengths at which devices change their ways come first, then those that approach the length from its half on. So a
+    call that is wrong from 65 columns on shrinks to 65 columns, whatever the length before."""
+    for length in sorted({n for input_ in program.inputs for n in input_.size if n > LONG}, reverse=True):
+        beside = (at for threshold in LENGTHS for at in (threshold, threshold + 1) if at < length)
+        nearer = (length - length // 2**k for k in range(1, length.bit_length()))
+        for fewer in dict.fromkeys((2, *beside, *nearer)):
+            yield replace(program, inputs=tuple(_shortened(input_, length, fewer) for input_ in program.inputs))
+
+
+def _shortened(input_: Input, length: int, fewer: int) -> Input:
+    """Return the input with `fewer` in place of `length`. A dense input stays dense."""
+    size = tuple(fewer if n == length else n for n in input_.size)
+    return replace(input_, size=size, stride=dense(size) if input_.stride == dense(input_.size) else input_.stride)
+
+
 def plainer_geometry(program: Program) -> Iterator[Program]:
     """Yield the program with one input's geometry or requires_grad made simpler."""
     for input_ in program.inputs:
@@ -404,7 +426,16 @@ def plainer_argument(arg: Json) -> Iterator[Json]:
             yield values
 
 
-PASSES = (fewer_calls, fewer_steps, plainer_calls, fewer_inputs, plainer_steps, plainer_inputs, plainer_values)
+PASSES = (
+    fewer_calls,
+    fewer_steps,
+    plainer_calls,
+    shorter_lengths,
+    fewer_inputs,
+    plainer_steps,
+    plainer_inputs,
+    plainer_values,
+)
 
 
 def fewer_elements(program: Program) -> Iterator[Program]:

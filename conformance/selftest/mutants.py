@@ -26,6 +26,7 @@ from conformance.record.names import nearest
 from conformance.selftest.argument_faults import ARGUMENT_FAULTS
 from conformance.selftest.expression_faults import EXPRESSION_FAULTS
 from conformance.selftest.faults import FAULTS, FUNCTION, Fault, InterceptedCall
+from conformance.selftest.size_faults import SIZE_FAULTS
 from conformance.selftest.state_faults import STATE_FAULTS
 from conformance.selftest.value_faults import VALUE_FAULTS
 from conformance.sources.fuzzing.drawing import Drawing
@@ -63,7 +64,14 @@ class PlantedAbove(torch.overrides.TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-EVERY: dict[str, Fault] = {**FAULTS, **STATE_FAULTS, **VALUE_FAULTS, **EXPRESSION_FAULTS, **ARGUMENT_FAULTS}
+EVERY: dict[str, Fault] = {
+    **FAULTS,
+    **STATE_FAULTS,
+    **VALUE_FAULTS,
+    **EXPRESSION_FAULTS,
+    **ARGUMENT_FAULTS,
+    **SIZE_FAULTS,
+}
 """All faults by name."""
 
 NOTHING = "nothing"

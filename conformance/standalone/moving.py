@@ -124,8 +124,20 @@ def map_leaves(tree: Any, replace: Callable[[Any], Any]) -> Any:
 def leaves(tree: Any) -> list[Any]:
     """Return the tree's leaves, in order."""
     result: list[Any] = []
-    map_leaves(tree, result.append)
+    _append_leaves(tree, result)
     return result
+
+
+def _append_leaves(tree: Any, result: list[Any]) -> None:
+    """Append the leaves of a tree to `result`, without a copy of the tree: samplers call this for every call."""
+    if isinstance(tree, (tuple, list)) and not isinstance(tree, torch.Size):
+        for item in tree:
+            _append_leaves(item, result)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            _append_leaves(item, result)
+    else:
+        result.append(tree)
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:

@@ -121,4 +121,5 @@ def logcumsumexp(x: torch.Tensor, dim: int) -> torch.Tensor:
     place = torch.arange(size, device=x.device)
     terms = (lines.unsqueeze(-2) - shift.unsqueeze(-1)).exp()
     summed = torch.where(place <= place.unsqueeze(-1), terms, torch.zeros_like(terms)).sum(-1)
-    return (summed.log() + shift).transpose(dim, -1).contiguous().to(x.dtype)
+    # A column is contiguous as the transpose of a row, with other strides: (1, 2) where torch CPU has (1, 1).
+    return (summed.log() + shift).transpose(dim, -1).reshape(-1).view(x.size()).to(x.dtype)

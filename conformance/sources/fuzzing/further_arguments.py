@@ -7,7 +7,7 @@
 The key insight: torch knows these arguments. The schema of an operator names each argument with a type and a default,
 so a rule for each type (`VALUES`) draws values for all operators, and torch CPU says which calls it accepts. Each
 combination of an entry and an argument is a `Variation`. Each seed orders the operators, those that real programs use
-mostly before the others, and each program has the variations of the next `EACH` of them.
+mostly before the others, and each program has the variations of the next `OPERATORS` of them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from conformance.sources.fuzzing.tally import Tally
 from conformance.sources.opinfo import catalog
 from conformance.standalone.torch_compat import DRAWS_NUMBERS
 
-EACH = 7
+OPERATORS = 3
 """Number of operators whose variations a program has. The samples of an operator take longer than all calls of it."""
 
 TRIED = 5
@@ -108,6 +108,8 @@ def _a_bool(d: Draw, argument: Argument, call: SampleStep, dtypes: Sequence[str]
 
 
 def _a_number(d: Draw, argument: Argument, call: SampleStep, dtypes: Sequence[str]) -> Json:
+    if argument.name == "correction":  # torch warns of a number that leaves no degree of freedom
+        return d.choice((0, 0.5))
     whole = all(not _is_float(operand) for operand in call.operands)
     return d.choice((2, 3, -1) if whole else (2, 0.5, 3, -1))
 
@@ -244,7 +246,7 @@ class FurtherArguments:
     def calls(self, source: Source, seed: int, number: int, tally: Tally) -> list[Planned]:
         """Return the calls of program `number` of this kind and seed."""
         d, planned = Draw(source), list[Planned]()
-        for at in range(number * EACH, (number + 1) * EACH):
+        for at in range(number * OPERATORS, (number + 1) * OPERATORS):
             turn, place = divmod(at, len(find_variations()))
             place_of_dtype = d.integer(0, 99)  # of one dtype, since its samples take the longest
             for variation in find_variations()[_ordered(seed, turn)[place]]:
@@ -264,7 +266,9 @@ class FurtherArguments:
             layout = ("contiguous" if several else stride) if stride else d.choice(PLACES)
             others = (stride, "contiguous") if stride else ()
             try:
-                planned = self.operators.place(d, variation.key, call, variation.variant, layout, first, others=others)
+                planned = self.operators.place(
+                    d, variation.key, call, variation.variant, layout, first, others=others, keeps_values=d.chance(1, 2)
+                )
             except NeedsLacking:
                 return None
             if planned is not None and not planned.raises:

@@ -1,9 +1,9 @@
 """The kinds of drawn programs, as a table: which programs of a campaign are of which kind, and from what each is drawn.
 
 Of ten programs in a row, two call op_db's entries, one calls them with further arguments, one makes calls at the edge
-of their domain, one has hazards of memory, one changes global states, one is an expression over special values, one has
-topics of functions if it is for a compiler, and the others are ordinary: views, writes and reads of any family. To add
-a kind, add a row to `KINDS`.
+of their domain, one has hazards of memory, one changes global states, one is an expression over special values, one
+makes calls at sizes where devices change their ways, one has topics of functions if it is for a compiler, and the
+others are ordinary: views, writes and reads of any family. To add a kind, add a row to `KINDS`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING
 
 from conformance.program.execute import Broken
 from conformance.program.model import Input, Program, Storage
+from conformance.program.reduce import tidy
 from conformance.program.shadow import Shadow
-from conformance.program.steps import edges, factories, functions, fusion, hazards, op_db, stateful
+from conformance.program.steps import edges, factories, functions, fusion, hazards, op_db, stateful, thresholds
 from conformance.program.steps.draw import Draw, DrawContext, Refused, Source
 from conformance.program.steps.hazards import OUTSIDE
 from conformance.program.steps.layouts import LAYOUTS, Layout
-from conformance.program.steps.op import Op, Step
+from conformance.program.steps.op import Op, Step, is_local
 from conformance.program.steps.table import OPS
 from conformance.program.unsupported import SHARED, WANTS_GRAD
 from conformance.sources.fuzzing.choosing import FAMILY_WEIGHT, cell_of, choose, draw_aimed, draw_step, offer
@@ -58,6 +59,9 @@ PERIOD = 10
 
 APART = (stateful.NAME, edges.NAME, hazards.NAME, *functions.NAMES)
 """Families that ordinary programs do not draw from."""
+
+SIZED_CALLS = 5
+"""Number of calls of a program of sizes."""
 
 HAZARD_TRIALS, TOPIC_TRIALS = 8, 16
 """Number of times to draw a hazard and a topic before it is given up."""
@@ -220,9 +224,9 @@ def draw_op_db(drawing: Drawing, kind: ProgramKind, turn: Turn) -> Program:
     """Draw calls of op_db's entries, or of these with further arguments. Each call has its own inputs. Later steps may
     use these inputs and the results of the call."""
     from conformance.sources.fuzzing.further_arguments import FurtherArguments  # op_db takes seconds to import
-    from conformance.sources.fuzzing.op_db import EACH, Operators, inputs_of
+    from conformance.sources.fuzzing.op_db import ENTRIES, Operators, inputs_of
 
-    tally, entries = turn.tally, min(EACH, drawing.steps[1])
+    tally, entries = turn.tally, min(ENTRIES, drawing.steps[1])
     room = kind.length(drawing)[1]
     families = {name: ops for name, ops in drawing.families.items() if name not in APART}
     with warnings.catch_warnings(), contextlib.suppress(Broken):
@@ -241,7 +245,7 @@ def draw_op_db(drawing: Drawing, kind: ProgramKind, turn: Turn) -> Program:
                 tally.entries["|".join(call.cell)] += 1
                 if call.inputs:
                     tally.cells[op_db.FAMILY, call.cell[2], call.cell[3]] += 1
-            if len(shadow.steps) + len(planned) - at < min(room, 2 * EACH) and k.chance(1, 2):
+            if len(shadow.steps) + len(planned) - at < min(room, 2 * ENTRIES) and k.chance(1, 2):
                 draw_step(k, families, tally, computes=False)
     return _drawn(program, shadow, tally)
 
@@ -310,6 +314,42 @@ def draw_hazards(drawing: Drawing, kind: ProgramKind, turn: Turn) -> Program:
         shadow.offer(step)
     tally.cells.update(cells)
     return _drawn(program, shadow, tally)
+
+
+def cases_of(drawing: Drawing, seed: int, index: int) -> list[str]:
+    """Return the cases of a program of sizes. Each case has its turn before any has another."""
+    known, count = list(thresholds.CASES), min(SIZED_CALLS, drawing.steps[1])
+    turns = (divmod(at, len(known)) for at in range(index * count, (index + 1) * count))
+    return [random.Random(f"{seed}:sizes:{turn}").sample(known, len(known))[at] for turn, at in turns]
+
+
+def draw_sizes(drawing: Drawing, kind: ProgramKind, turn: Turn) -> Program:
+    """Draw a program of calls at sizes, each on its own inputs."""
+    d, program, drawn = Draw(turn.source), Program((), ()), list[list[Step]]()
+    for name in cases_of(drawing, turn.seed, turn.index):
+        with contextlib.suppress(Refused):
+            wanted, steps = thresholds.CASES[name](d, drawing.dtypes)
+            if {part for step in steps for part in (step.op, OPS[step.op].family)} & {*drawing.without}:
+                continue
+            program, names = joined(program, draw_wanted(d, wanted, len(program.inputs)))
+            named = {f"#{at}": name for at, name in enumerate(names)}
+            drawn.append([step.renamed(named) for step in steps])
+    shadow = Shadow(program, drawing.traits)
+    for steps in drawn:
+        before, made = len(shadow.steps), dict[str, str]()
+        for step in steps:
+            step = step.renamed(made)
+            fresh = zip(step.out, shadow.fresh(len(step.out)), strict=True)
+            out = tuple(f"_{name}" if is_local(like) else name for like, name in fresh)
+            offered = shadow.offer(replace(step, out=out))
+            if offered is None:
+                shadow.undo(before)
+                break
+            made |= dict(zip(step.out, offered.out, strict=False))
+            turn.tally.cells[cell_of(OPS[offered.op], shadow.env[offered.names()[0]])] += 1
+    used = {name for step in shadow.steps for name in step.names()}
+    inputs = tuple(one for one in program.inputs if one.name in used)
+    return _drawn(tidy(replace(program, inputs=inputs or program.inputs)), shadow, turn.tally)
 
 
 def known_topics(drawing: Drawing) -> list[str]:
@@ -477,7 +517,15 @@ EXPRESSIONS = ProgramKind(
     fixed=True,
 )
 
+SIZES = ProgramKind(
+    thresholds.NAME,
+    (9,),
+    draw_sizes,
+    lambda drawing: not drawing.only and op_db.FAMILY not in drawing.without,
+    aimed=False,
+)
+
 ORDINARY = ProgramKind("views, writes and reads", (), draw_steps, lambda drawing: True)
 
-KINDS = (OP_DB, FURTHER_ARGUMENTS, HAZARDS, FUNCTIONS, STATES, EDGES, EXPRESSIONS)
+KINDS = (OP_DB, FURTHER_ARGUMENTS, HAZARDS, FUNCTIONS, STATES, EDGES, EXPRESSIONS, SIZES)
 """The kinds besides ordinary programs. Where two have one turn, it belongs to the first that occurs."""

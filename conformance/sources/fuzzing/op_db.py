@@ -5,7 +5,7 @@ accepts, so its sizes, dtypes and arguments stay. Drawing chooses the geometry o
 of the program with a layout class, on its own storage or on another operand's. It has the sample's values, or other
 values if the op accepts any. A call is planned only after torch CPU has answered it, so every planned call can run.
 
-Every entry has its turn. Each seed orders the entries, and each op_db program takes the next `EACH` of them, so 500
+Every entry has its turn. Each seed orders the entries, and each op_db program takes the next `ENTRIES` of them, so 500
 programs contain every entry. The variants, dtypes and layouts of an entry take turns as well.
 """
 
@@ -44,7 +44,7 @@ from conformance.sources.fuzzing.op_db_calls import (
 from conformance.sources.fuzzing.tally import Tally
 from conformance.sources.opinfo import catalog, undefined
 
-EACH = 7
+ENTRIES = 7
 """Number of entries that a program calls."""
 
 LAYOUTS = ("contiguous", "window", "permuted", "gaps", "permuted gaps", "expanded", "overlapping", "non-divisible")
@@ -160,7 +160,7 @@ class Operators:
 
     dtypes: tuple[str, ...]
     lacking: frozenset[str] = frozenset()
-    per_program: int = EACH
+    per_program: int = ENTRIES
     traits: frozenset[str] = frozenset()
 
     def turn(self, seed: int, number: int) -> Iterator[tuple[Key, int]]:
@@ -227,10 +227,11 @@ class Operators:
         first: int,
         plain: bool = False,
         others: Sequence[str] = (),
+        keeps_values: bool = False,
     ) -> Planned | None:
         """The call on operands in drawn layouts, the first one in `layout` if it can have it, and others in classes of
-        `others`, if given. None if torch CPU does not answer the call, or if its dtypes are not drawn. Raises
-        NeedsLacking."""
+        `others`, if given. Unless `keeps_values`, operands may have other values than the sample's. None if torch CPU
+        does not answer the call, or if its dtypes are not drawn. Raises NeedsLacking."""
         op, step, operands = opinfo(key), call.step, list(call.operands)
         if variant == OUT:
             targets = [_target(d, result, self.dtypes) for result in call.results]
@@ -252,7 +253,7 @@ class Operators:
             name = (
                 "contiguous" if plain else layout if not at else d.choice(classes) if d.chance(1, 2) else "contiguous"
             )
-            own = _distinct(d, operand) if ordered and not at else self._valued(d, op, operand, plain)
+            own = _distinct(d, operand) if ordered and not at else self._valued(d, op, operand, plain or keeps_values)
             places.append((own, laid_out(d, operand.size, name)))
         grad = WANTS_GRAD not in self.traits and call.differentiable and not plain and d.chance(1, 4)
         where, dtype = (_class_of(places[0][1]), operands[0].dtype) if places else ("none", "none")

@@ -138,6 +138,8 @@ def _call(key: Key, variant: str, sample: Sample) -> SampleStep:
     op, operands = opinfo(key), list[Operand]()
     if catalog.family(op) == "unary" and isinstance(sample.input, torch.Tensor) and sample.input.numel() > SMALL:
         sample.input = sample.input[tuple(slice(CUT) for _ in sample.input.shape)].clone()
+    if "cpu" in sample.kwargs.values():
+        raise Unwritable("its result lies on the CPU, where no step on the device's tensors can use it")
     marker = functools.partial(_operand, sample=sample, operands=operands)
     args = tuple(encoded(value, marker) for value in (sample.input, *sample.args))
     kwargs = {name: encoded(value, marker) for name, value in sample.kwargs.items()}

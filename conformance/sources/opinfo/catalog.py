@@ -50,8 +50,13 @@ CLASS_FAMILY = {"UnaryUfuncInfo": "unary", "BinaryUfuncInfo": "binary", "Reducti
 
 def family(op: Any) -> str:
     """Return the family of an operator, which groups ops in the report: by its OpInfo class, or by its name."""
-    by_class = CLASS_FAMILY.get(type(op).__name__)
-    by_name = next((name for name, pattern in FAMILIES.items() if pattern.search(op.name)), None)
+    return _family(type(op).__name__, op.name)
+
+
+@functools.cache
+def _family(class_name: str, op_name: str) -> str:
+    by_class = CLASS_FAMILY.get(class_name)
+    by_name = next((name for name, pattern in FAMILIES.items() if pattern.search(op_name)), None)
     if by_class and (by_name is None or by_name in ("activations", "casts", "shape and views", "linalg")):
         return by_class
     return by_name or by_class or "other"

@@ -72,7 +72,7 @@ class KeptOnCpu(TorchFunctionMode):
             known = args[0].layout is torch.strided and storage_key(args[0]) in self.alive
             return result if known or result.type != "cpu" else MARKER
         if isinstance(result, torch.Tensor) and result.layout is torch.strided:
-            values = leaves((args, kwargs or {}))
+            values = leaves((args, kwargs)) if kwargs else leaves(args)
             if any(isinstance(leaf, torch.device) and leaf == MARKER for leaf in values):
                 self.alive.pop(storage_key(result), None)
             elif not any(isinstance(leaf, torch.Tensor) for leaf in values):

@@ -243,6 +243,11 @@ class TestAnswers:
         )
         torch.testing.assert_close(want, got)
 
+    def test_strides_of_a_logcumsumexp_of_a_column(self):
+        """Regression test: a column had the strides of a transposed row."""
+        x = torch.zeros(3, 1)
+        assert torch.logcumsumexp(x.to("tiny"), 0).stride() == torch.logcumsumexp(x, 0).stride() == (1, 1)
+
     def test_strides_of_a_logcumsumexp_without_elements(self):
         x = torch.ones(0, 5, 3)
         assert torch.logcumsumexp(x.tiny(), 0).stride() == torch.logcumsumexp(x, 0).stride() == (15, 3, 1)

@@ -31,6 +31,7 @@ from conformance.sources.fuzzing.kinds import (
     OP_DB,
     ORDINARY,
     PERIOD,
+    SIZES,
     STATES,
     kind_of,
 )
@@ -119,8 +120,8 @@ class TestKinds:
     def test_the_turns(self):
         """Turn 1 is of no kind. A compiler without states has a second turn of functions."""
         turns = [OP_DB, ORDINARY, EDGES, HAZARDS, OP_DB, STATES, EXPRESSIONS]
-        assert self.kinds() == [*turns, ORDINARY, FURTHER_ARGUMENTS, ORDINARY]
-        assert self.kinds(compiled=True) == [*turns, FUNCTIONS, FURTHER_ARGUMENTS, ORDINARY]
+        assert self.kinds() == [*turns, ORDINARY, FURTHER_ARGUMENTS, SIZES]
+        assert self.kinds(compiled=True) == [*turns, FUNCTIONS, FURTHER_ARGUMENTS, SIZES]
         assert self.kinds(compiled=True, without=("state",))[5] is FUNCTIONS
         assert self.kinds(without=("edges",))[2] is EXPRESSIONS
         assert {*self.kinds(biased=False)} == {ORDINARY}

@@ -68,6 +68,13 @@ def calling(drawn: tuple[list[Program], Tally], ops: str) -> list[Program]:
 
 
 class TestDrawing:
+    def test_no_call_makes_a_tensor_on_the_cpu(self):
+        """A later step would use it beside the device's tensors. Regression test: a sample of `new_ones` has
+        `device="cpu"`, and a right device failed with it."""
+        known = [next(op_db_calls.drawn_calls(Draw(random.Random(at).randint), ("new_ones", ""), "forward", "float32"))
+                 for at in range(20)]  # fmt: skip
+        assert known and not any("cpu" in call.step.kwargs.values() for call in known)
+
     def test_every_entry_is_met_in_the_first_500_programs(self, drawn):
         met = {cell.partition("|")[0] for cell in drawn[1].entries}
         known = {".".join(filter(None, key)) for key in op_db_calls.entries()}
