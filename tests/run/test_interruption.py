@@ -52,7 +52,8 @@ def interrupted(
     words: list[str], after: float, number: signal.Signals, folder: Path, done: str = ""
 ) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a command that gets a signal in all of its processes, as from a terminal. The
-    signal comes this number of seconds after the start, and after the progress file matches `done`."""
+    signal comes this number of seconds after the start, and after the progress file matches `done`. Files whose name
+    begins with a dot are being written, and are renamed at any time."""
     running = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-m", *words, "--reports", str(folder)],
         stdout=subprocess.PIPE,
@@ -65,7 +66,8 @@ def interrupted(
     time.sleep(STARTED + after)
     if done:
         wait_until(
-            lambda: any(re.search(done, path.read_text()) for path in folder.glob("*progress*")), f"{done!r} is noted"
+            lambda: any(re.search(done, path.read_text()) for path in folder.glob("[!.]*progress*")),
+            f"{done!r} is noted",
         )
     try:
         os.killpg(running.pid, number)
@@ -188,7 +190,7 @@ class TestIgnored:
     def test_sigterm_ends_it(self, name: str, tmp_path: Path) -> None:
         """SIGTERM is meant for this process: it ends it, with the exit code of the signal."""
         running = start_ignoring([*COMMANDS[name], "--reports", str(tmp_path)], tmp_path)
-        wait_until(lambda: [*tmp_path.glob("*progress*")], "the command notes its progress")
+        wait_until(lambda: [*tmp_path.glob("[!.]*progress*")], "the command notes its progress")
         running.send_signal(signal.SIGTERM)
         said = running.communicate()[0]
         assert running.returncode == 143, said
