@@ -116,9 +116,11 @@ class TestScript:
         assert run_with("busy_at_end", text, tmp_path).returncode == code
 
     def test_interrupt_ends_the_script_by_its_signal(self, tmp_path):
-        """As of any Python script, so that a shell's loop over scripts ends too."""
+        """As of any Python script, so that a shell's loop over scripts ends too. SIGINT is ignored if the tests run
+        under `nohup`, so the script does not inherit it."""
         text = script(NEG, describe_target("cpu"))
-        (tmp_path / "one.py").write_text(text.replace("    print_both()", "    os.kill(os.getpid(), 2)"))
+        handled = "    signal.signal(2, signal.default_int_handler)\n    os.kill(os.getpid(), 2)"
+        (tmp_path / "one.py").write_text("import signal\n" + text.replace("    print_both()", handled))
         done = run(tmp_path, "one.py")
         assert done.returncode == -2
         assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
