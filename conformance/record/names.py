@@ -15,6 +15,7 @@ BUILTIN = {
     "tiny": "conformance.targets.tiny:TinyTarget",
     "tinygrad-upstream": "conformance.targets.tinygrad_upstream:TinygradUpstreamTarget",
     "device": "conformance.targets.device:DeviceTarget",
+    "passthrough": "conformance.targets.passthrough:PassThroughTarget",
     "meta": "conformance.targets.meta:MetaTarget",
     "fake": "conformance.targets.fake:FakeTarget",
     "functionalize": "conformance.targets.functionalize:FunctionalizeTarget",

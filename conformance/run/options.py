@@ -182,8 +182,8 @@ _BY_GROUP: Mapping[str, Mapping[str, Flag]] = {
     "target": {
         "target": Flag(
             "what is under test: device:NAME[,import=MODULE], compile:NAME[,import=MODULE], class:MODULE.CLASS, a "
-            "profile FILE.toml, tiny, tiny:RENDERER, cpu, meta, fake, functionalize, vmap, grad, jvp, export, "
-            "decompositions, aot_eager, inductor, tinygrad-upstream:PATH, mutant:FAULT "
+            "profile FILE.toml, tiny, tiny:RENDERER, cpu, passthrough, meta, fake, functionalize, vmap, grad, jvp, "
+            "export, decompositions, aot_eager, inductor, tinygrad-upstream:PATH, mutant:FAULT "
             f"(default: {profiles.NAME} in the current folder, else {profiles.TINY})",
             arguments={"type": named},
         ),

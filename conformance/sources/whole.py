@@ -7,6 +7,7 @@ programs until the time is over. `--only` selects parts of this.
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Callable, Sequence
 
@@ -19,11 +20,13 @@ from conformance.sources.fuzzing import command as fuzzing
 from conformance.sources.models import __main__ as models
 from conformance.sources.models.__main__ import Models
 from conformance.sources.opinfo import runner as opinfo
+from conformance.sources.opinfo.plan import complete
 from conformance.sources.sizes.__main__ import Sizes
 
 MINUTES = 10.0
 PARTS: dict[str, Callable[[], Source]] = {
-    source.stem: source for source in (opinfo.OpDb, Accuracy, Sizes, Models, fuzzing.Programs)
+    opinfo.OpDb.stem: functools.partial(opinfo.OpDb, complete),
+    **{source.stem: source for source in (Accuracy, Sizes, Models, fuzzing.Programs)},
 }
 """The parts of a complete test, in the order in which they run. Drawn programs take the time that the others leave."""
 WITH_REFERENCE = {Accuracy.stem, Sizes.stem, Models.stem}

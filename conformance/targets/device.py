@@ -22,6 +22,9 @@ FORM = "device:NAME[,import=MODULE][,call=FUNCTION], for example device:cuda or 
 LAZY = ("xla", "lazy")
 """Devices of torch with lazy tensors."""
 
+WITHOUT_DEVICE = "passthrough"
+"""Target that differs from torch CPU by what PyTorch itself does wrong for a device in Python."""
+
 
 class DeviceTarget(Target):
     """A torch device, compared by all oracles except kernels and insignificant strides.
@@ -41,7 +44,9 @@ class DeviceTarget(Target):
         if self.function and not self.module:
             raise TargetError(f"target 'device:{argument}' is not understood: call= needs import=MODULE; write {FORM}")
         self.spec = f"device:{argument}"
-        self.facts = replace(self.facts, lazy=self.device_name.partition(":")[0] in LAZY)
+        own = (WITHOUT_DEVICE,) if self.module else ()  # a device of torch itself is PyTorch's, as are its findings
+        lazy = self.device_name.partition(":")[0] in LAZY
+        self.facts = replace(self.facts, lazy=lazy, siblings=own, without_backend=own)
         if "without" in settings:
             self.facts = replace(self.facts.without(features_of(settings["without"])), probed=False)
         self._entered: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,7 +26,7 @@ LIE = "mutant:arithmetic results are contiguous"
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Select few cases of op_db, so that a test needs no minute for them."""
     selection = plan.Selection(ops=("add", "t"), layouts=("as_sampled", "transposed"))
-    monkeypatch.setattr(runner.plan, "usual", lambda held=None: (selection,))
+    monkeypatch.setitem(whole.PARTS, "opinfo", lambda: runner.OpDb(lambda held=None: (selection,)))
 
 
 def run(tmp_path: Path, target: str, *words: str) -> int:
@@ -132,6 +133,29 @@ class TestTest:
         assert stems(all=True) == ["opinfo", "accuracy", "sizes", "models", "fuzz"]
         assert stems() == ["opinfo", "fuzz"]
         assert stems(only=["fuzz", "models"]) == ["models", "fuzz"]
+
+    @pytest.mark.parametrize(
+        ("function", "code", "expected"),
+        [
+            ("tanh_backward", 1, {("tanh", "backward")}),
+            ("negative_cumsum", 1, {("cumsum", "refused_range")}),
+            ("nothing", 0, set()),
+        ],
+    )
+    def test_faults_beyond_forward(self, tmp_path: Path, monkeypatch, function: str, code: int, expected: set) -> None:
+        """Gradients, out= and changed arguments are compared, too; what a mode without a fault fails is PyTorch's own.
+        Regression test: op_db ran forward only, so a wrong `tanh_backward` passed 1,743 cases and 1,520 programs."""
+
+        def few(held: object = None) -> tuple[plan.Selection, ...]:
+            ops = ("tanh", "cumsum", "linalg.matrix_rank")
+            return tuple(replace(selection, ops=ops) for selection in plan.complete(held))
+
+        monkeypatch.setitem(whole.PARTS, "opinfo", lambda: runner.OpDb(few))
+        target = f"device:cpu,import=tests.planted.lying_modes,call={function}"
+        assert run(tmp_path, target, "--only", "opinfo", "--check-scripts", "0") == code
+        cases = model.load(tmp_path / "opinfo.json").cases
+        assert {(one.op, one.variant) for one in cases if one.outcome in model.UNEXPECTED} == expected
+        assert {one.op for one in cases if one.layer == "passthrough"} == {"linalg.matrix_rank"}
 
     def test_one_part(self, tmp_path: Path) -> None:
         """`--only` runs the parts that it names, and no other."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fnmatch
 import tomllib
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -150,6 +150,20 @@ def usual(held: Collection[str] | None = None) -> tuple[Selection, ...]:
     return (Selection(), *([Selection(dtypes=tuple(more), samples=6)] if more else []))
 
 
+def complete(held: Collection[str] | None = None) -> tuple[Selection, ...]:
+    """Return the selections of `conformance test`: the default ones, then in float32 what they leave out. A part that
+    finds more faults in the same time comes first, since the time of the test may end before the last part."""
+    return (
+        *usual(held),
+        Selection(variants=("backward",), samples=4),
+        Selection(variants=("inplace",), samples=4),
+        Selection(variants=("refused_range",), samples=None),  # -1 in place of each number, such as a dimension
+        Selection(variants=("kind_value",), samples=None),  # each bool flipped
+        Selection(variants=("out",), samples=3),
+        Selection(variants=tuple(name for name in ARGUMENTS if name not in ("refused_range", "kind_value"))),
+    )
+
+
 def asks_beside(selections: Iterable[Selection]) -> bool:
     """Whether a selection has a glob for entries outside op_db."""
     return any(is_beside(*selection.ops) for selection in selections)
@@ -190,11 +204,13 @@ VALUES = {"variant": options.variants_shown(), "suite": ", ".join(SUITES)}
 """Known values of the options that choose cases."""
 
 
-def selections_of(args: Any, held: Collection[str] | None = None) -> tuple[Selection, ...]:
+def selections_of(
+    args: Any, held: Collection[str] | None = None, defaults: Callable[..., tuple[Selection, ...]] = usual
+) -> tuple[Selection, ...]:
     """Return the selections of these options. Raises UsageError.
 
     A suite comes first, narrowed to the given ops or samples; then one selection of the named dtypes; otherwise the
-    default selections for a target that holds the dtypes `held`.
+    `defaults` for a target that holds the dtypes `held`.
     """
     samples, suite = args.samples, args.suite
     if samples not in (None, "all") and not (samples.isdigit() and int(samples) > 0):
@@ -208,7 +224,7 @@ def selections_of(args: Any, held: Collection[str] | None = None) -> tuple[Selec
                 raise UsageError(f"--suite {suite} chooses {name}s itself; leave out --suite or --{name}")
             changes[f"{name}s"] = tuple(options.chosen(words, known, name, GROUPS))
     if not suite:
-        selections = usual(held) if args.dtype is None else (Selection(),)
+        selections = defaults(held) if args.dtype is None else (Selection(),)
         return tuple(replace(selection, **changes) for selection in selections)
     if suite not in SUITES:
         raise UsageError(f"unknown suite {suite!r}; choose from {', '.join(SUITES)}")

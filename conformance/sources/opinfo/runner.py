@@ -11,7 +11,7 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -110,10 +110,14 @@ USUAL = {
 
 
 class OpDb(Source):
-    """The source of op_db's cases."""
+    """The source of op_db's cases. `defaults` returns the selections of a run whose options choose none."""
 
     title = "PyTorch's op_db"
     stem, usual = "opinfo", LIMITS
+
+    def __init__(self, defaults: Callable[..., tuple[Selection, ...]] = plan.usual) -> None:
+        super().__init__()
+        self.defaults = defaults
 
     def prepare(self, session: Session) -> None:
         """Read the baseline, the declarations and the counts of workloads, and check the options."""
@@ -135,7 +139,7 @@ class OpDb(Source):
         """Run the chosen cases under the progress bar. `--resume` continues an interrupted run from its journal."""
         args, profile, seen = session.args, session.profile, session.seen
         held = profile.dtypes if profile is not None else None
-        selections = plan.selections_of(args, held if held is not None or seen is None else seen.dtypes)
+        selections = plan.selections_of(args, held if held is not None or seen is None else seen.dtypes, self.defaults)
         identity = {
             "target": session.spec,
             "selection": list(map(str, selections)),

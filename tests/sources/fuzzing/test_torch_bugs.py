@@ -1,4 +1,4 @@
-"""Compiler findings that also fail without the backend: PyTorch's own bugs, listed separately, do not fail the run."""
+"""Findings that also fail without the compiler or the device: PyTorch's own bugs, which do not fail the run."""
 
 from __future__ import annotations
 
@@ -89,6 +89,9 @@ class TestSiblings:
             ("aot_eager", ("compile:eager",), False),
             ("inductor", ("compile:eager", "compile:aot_eager"), False),
             ("tiny:X86", ("tiny:CLANG", "tiny:LLVM", "tiny:PYTHON"), False),
+            ("device:cpu,import=tests.planted.lying_modes,call=nothing", ("passthrough",), True),
+            ("device:cuda", (), False),
+            ("passthrough", (), False),
         ],
     )
     def test_of_torch_nothing_is_excused(self, spec: str, siblings: tuple[str, ...], excused: bool) -> None:
@@ -137,6 +140,33 @@ class TestRun:
 
 
 class TestCampaign:
+    def test_of_a_device_in_python(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """A mode has a wrong `cumsum`, which fails the run. Under every mode `linalg.pinv` is wrong for this tensor, so
+        that is PyTorch's own. Regression test: it was a finding of a mode that passes each call on."""
+        numbers = Storage("complex64", 2, [0, {"complex": ["-0.3918393850326538", "-0.39663222432136536"]}])
+        of_torch = Program(
+            (numbers,),
+            (Input("a", 0, "complex64", (1, 2), (2, 1)),),
+            (Step("op_db:linalg.pinv", (tensor("a"),), {"rtol": None}, ("b",)),),
+        )
+        own = Program(
+            (STORAGES[1],), (replace(VECTOR, storage=0),), (Step("op_db:cumsum", (tensor("b"),), {"dim": -1}, ("c",)),)
+        )
+        (tmp_path / "corpus").mkdir()
+        for name, program in (("own", own), ("torch", of_torch)):
+            (tmp_path / "corpus" / f"{name}.json").write_text(dump(program))
+        words = ["--target", "device:cpu,import=tests.planted.lying_modes,call=negative_cumsum", "--programs", "0"]
+        assert main([*words, "--corpus", str(tmp_path / "corpus"), "--reports", str(tmp_path)]) == 1
+        first, second = model.load(tmp_path / "fuzz.json").listed
+        assert (first.outcome, first.layer, second.outcome, second.layer) == (
+            Outcome.FAIL,
+            "",
+            Outcome.XFAIL,
+            "passthrough",
+        )
+        assert "cumsum" in first.id and "pinv" in second.id
+        assert "2 of 2 scripts show their headline" in capsys.readouterr().out
+
     @pytest.mark.slow
     @pytest.mark.timeout(300)
     def test_from_end_to_end(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
