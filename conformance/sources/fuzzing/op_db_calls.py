@@ -22,7 +22,7 @@ from conformance.program.steps.draw import Draw
 from conformance.program.steps.op import METHOD, Json, Step, decode, dtype_name, dtype_of, number
 from conformance.program.steps.op_db import has_function, has_method
 from conformance.program.steps.table import OPS
-from conformance.sources.opinfo import catalog, seeding
+from conformance.sources.opinfo import catalog, seeding, undefined
 from conformance.sources.opinfo.sample_program import results_of, steps_of
 from conformance.sources.opinfo.sampling import Sample, samples, tensors
 from conformance.standalone.moving import storage_key
@@ -77,6 +77,8 @@ def _reason(name: str, overload: str) -> str:
     op = opinfo((name, overload))
     if not catalog.has_value(op):
         return "its values are undefined"
+    if undefined.is_free(name):
+        return "the order, sign or basis of its results is free: conformance opinfo compares what defines them"
     if catalog.family(op) in ("random", "sparse"):
         return f"{catalog.family(op)}: another device draws other numbers, or has no such tensors"
     return ""

@@ -74,6 +74,11 @@ def needs_distinct(name: str) -> bool:
     return any(among(name, declaration.scope.op) for declaration in DECLARATIONS if any(map(declaration.names, parts)))
 
 
+def is_free(name: str) -> bool:
+    """Whether the order, sign or basis of an entry's results is free, as that of eigenvalues is."""
+    return any(among(name, declaration.scope.op) for declaration in DECLARATIONS if declaration.names(CHOICE))
+
+
 def needs_order(name: str) -> bool:
     """Whether the result of an entry contains the order of the elements of its input."""
     return any(among(name, declaration.scope.op) for declaration in DECLARATIONS if declaration.names(TIES))
