@@ -148,7 +148,8 @@ def _signed_divisor(k: DrawContext, t: torch.Tensor) -> list[Json]:
 
 
 def _bounds(k: DrawContext, t: torch.Tensor) -> list[Json] | None:
-    low, high = (k.choice((None, *NUMBERS)) for _ in range(2))
+    equal = [float(value) for value in t.detach().flatten()[:3] if value.isfinite()]  # a bound that elements have
+    low, high = (k.choice((None, *NUMBERS, *equal)) for _ in range(2))
     if low is None and high is None:
         return [0]
     return [low, high] if low is None or high is None or low <= high else [high, low]
@@ -342,13 +343,12 @@ def _weighed(k: DrawContext, t: torch.Tensor) -> Given:
 HALVED = Op("halved", NAME, MOVE, _halved)
 SELECTION = Op("selection", NAME, MOVE, _selection, FUNCTION)
 UNDONE = Op("undone", NAME, LOSSY, _undone, FUNCTION)
-FOLLOWERS = (
-    UNDONE,
-    SELECTION,
-    Op("gradient", NAME, METADATA, _gradient, may_raise=True),
-    Op("wrapped", NAME, COMPUTE, _wrapped, FUNCTION),
-)
+GRADIENT = Op("gradient", NAME, METADATA, _gradient, may_raise=True)
+FOLLOWERS = (UNDONE, SELECTION, GRADIENT, Op("wrapped", NAME, COMPUTE, _wrapped, FUNCTION))
 """Rules for a step that directly follows another one. They are not rows of the table: they draw steps of other rows."""
+
+KINKED = ("clamp.number", "maximum", "minimum")
+"""Rows whose gradient has a step at equal numbers, which they draw often."""
 
 edge = functools.partial(row, family=NAME, effect=COMPUTE)
 lossy = functools.partial(edge, effect=LOSSY)

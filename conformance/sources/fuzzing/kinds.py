@@ -501,6 +501,8 @@ EDGES = ProgramKind(
     openings=(
         *((OPS[name], edges.UNDONE) for name in (*edges.INVERSE, "to.edge")),
         (edges.HALVED, edges.SELECTION, edges.UNDONE),
+        # A gradient where two numbers are equal.
+        *((OPS["requires_grad_"], OPS[name], edges.GRADIENT) for name in edges.KINKED),
     ),
 )
 

@@ -304,10 +304,11 @@ class TestEdges:
             assert all(len(storage.make()) == storage.size for storage in program.storages)
 
     def test_a_selection_lies_between_a_conversion_to_a_half_and_its_inverse(self):
-        """The last opening converts a float to a half, selects elements and converts back, all under one name, so a
+        """One opening converts a float to a half, selects elements and converts back, all under one name, so a
         device need not compute the half. Regression test: tiny did not round a half that `where` selected, and no
         program had one."""
-        every = range(2 + PERIOD * (len(EDGES.openings) - 1), 100 * PERIOD, PERIOD * len(EDGES.openings))
+        (place,) = [at for at, opening in enumerate(EDGES.openings) if edges.HALVED in opening]
+        every = range(2 + PERIOD * place, 200 * PERIOD, PERIOD * len(EDGES.openings))
         openings = [Drawing().numbered(0, number).steps[:3] for number in every]
         rounding = [
             (half, selection, whole)
@@ -317,6 +318,13 @@ class TestEdges:
         assert {selection.op for _, selection, _ in rounding} == {*edges.SELECTIONS}
         assert {half.args[1]["dtype"] for half, _, _ in rounding} == {*edges.HALVES}
         assert all(whole.args[1]["dtype"] in edges.PRECISE for _, _, whole in rounding)
+
+    def test_a_gradient_where_numbers_are_equal(self):
+        """Regression test: with seeds 1 and 3, no program of 4,000 found that the gradient at a bound of clamp is 0."""
+        (place,) = [at for at, opening in enumerate(EDGES.openings) if OPS["clamp.number"] in opening]
+        every = range(2 + PERIOD * place, 200 * PERIOD, PERIOD * len(EDGES.openings))
+        openings = [[step.op for step in Drawing().numbered(0, number).steps[:3]] for number in every]
+        assert sum("clamp.number" in names and names[-1] == "backward" for names in openings) > len(every) // 4
 
     def test_zeros_of_both_signs_are_not_compared(self):
         """PyTorch does not define the order of 0.0 and -0.0."""
