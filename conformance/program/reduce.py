@@ -270,10 +270,10 @@ def shorter_lengths(program: Program) -> Iterator[Program]:
         beside = (at for threshold in LENGTHS for at in (threshold, threshold + 1) if at < length)
         nearer = (length - length // 2**k for k in range(1, length.bit_length()))
         for fewer in dict.fromkeys((2, *beside, *nearer)):
-            yield replace(program, inputs=tuple(_shortened(input_, length, fewer) for input_ in program.inputs))
+            yield replace(program, inputs=tuple(_shorten_input(input_, length, fewer) for input_ in program.inputs))
 
 
-def _shortened(input_: Input, length: int, fewer: int) -> Input:
+def _shorten_input(input_: Input, length: int, fewer: int) -> Input:
     """Return the input with `fewer` in place of `length`. A dense input stays dense."""
     size = tuple(fewer if n == length else n for n in input_.size)
     return replace(input_, size=size, stride=dense(size) if input_.stride == dense(input_.size) else input_.stride)

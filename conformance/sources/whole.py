@@ -20,12 +20,12 @@ from conformance.sources.fuzzing import command as fuzzing
 from conformance.sources.models import __main__ as models
 from conformance.sources.models.__main__ import Models
 from conformance.sources.opinfo import runner as opinfo
-from conformance.sources.opinfo.plan import complete
+from conformance.sources.opinfo.plan import plan_complete_test
 from conformance.sources.sizes.__main__ import Sizes
 
 MINUTES = 10.0
 PARTS: dict[str, Callable[[], Source]] = {
-    opinfo.OpDb.stem: functools.partial(opinfo.OpDb, complete),
+    opinfo.OpDb.stem: functools.partial(opinfo.OpDb, plan_complete_test),
     **{source.stem: source for source in (Accuracy, Sizes, Models, fuzzing.Programs)},
 }
 """The parts of a complete test, in the order in which they run. Drawn programs take the time that the others leave."""

@@ -263,12 +263,17 @@ def test_common_faults_are_found_within_eighty_programs_of_edges():
     assert all(len(one.small.steps) <= 3 for one in hunts.values())
 
 
+LATER = {"a cast to half and back is folded": 281}
+"""Programs of edges until a fault is found that needs more than 250. Debt: since programs of edges also open with
+gradients, the opening with a cast to half has 1 of 15 turns instead of 1 of 12."""
+IN_A_GRADIENT = ("a cast to half and back is folded", "log(exp(x)) is x")
+"""Faults whose program of seed 0 shows them in a gradient, and so needs a fourth step, a backward."""
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_what_the_first_try_missed_is_found():
-    """The fuzzer finds all of them within 300 programs of edges, which means 3,000 programs of any kind. The minimal
-    programs have at most three steps, and a backward where the fault shows in a gradient."""
-    hunts = {name: hunt(name, OfEdges(), 0, 300) for name in (*SOON, *MISSED)}
+    """The fuzzer finds all but `LATER` within 250 programs of edges, which means 2,500 programs of any kind."""
+    hunts = {name: hunt(name, OfEdges(), 0, LATER.get(name, 250)) for name in (*SOON, *MISSED)}
     assert [name for name, one in hunts.items() if one.programs is None] == []
-    steps = [[step.op for step in one.small.steps if step.op != "backward"] for one in hunts.values()]
-    assert all(len(names) <= 3 for names in steps)
+    assert all(len(one.small.steps) <= 3 + (name in IN_A_GRADIENT) for name, one in hunts.items())

@@ -148,7 +148,7 @@ class TestTest:
 
         def few(held: object = None) -> tuple[plan.Selection, ...]:
             ops = ("tanh", "cumsum", "linalg.matrix_rank")
-            return tuple(replace(selection, ops=ops) for selection in plan.complete(held))
+            return tuple(replace(selection, ops=ops) for selection in plan.plan_complete_test(held))
 
         monkeypatch.setitem(whole.PARTS, "opinfo", lambda: runner.OpDb(few))
         target = f"device:cpu,import=tests.planted.lying_modes,call={function}"

@@ -148,7 +148,7 @@ def _signed_divisor(k: DrawContext, t: torch.Tensor) -> list[Json]:
 
 
 def _bounds(k: DrawContext, t: torch.Tensor) -> list[Json] | None:
-    equal = [float(value) for value in t.detach().flatten()[:3] if value.isfinite()]  # a bound that elements have
+    equal = [float(value) for value in t.detach().flatten()[:3] if value.isfinite()]  # so that elements lie at a bound
     low, high = (k.choice((None, *NUMBERS, *equal)) for _ in range(2))
     if low is None and high is None:
         return [0]

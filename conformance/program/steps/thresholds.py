@@ -100,19 +100,19 @@ def _call(name: str, *args: Json, results: int = 1, **kwargs: Json) -> Step:
 SECOND, THIRD = tensor("#1"), tensor("#2")
 
 
-def _pointwise(d: Draw, dtypes: Sequence[str]) -> SizedCall:
+def _draw_pointwise(d: Draw, dtypes: Sequence[str]) -> SizedCall:
     dtype, size = _dtype(d, NUMBERS, dtypes), draw_shape(d)
     name = d.choice(("add", "mul", "sub", "maximum", "minimum", "eq", "lt"))
     return SizedCall([_one(d, dtype, size), _one(d, dtype, size)], [_call(name, SECOND)])
 
 
-def _unary(d: Draw, dtypes: Sequence[str]) -> SizedCall:
+def _draw_unary(d: Draw, dtypes: Sequence[str]) -> SizedCall:
     dtype, size = _dtype(d, FLOATS, dtypes), draw_shape(d)
     name = d.choice(("exp", "neg", "sigmoid", "tanh", "abs", "relu", "sin", "nn.functional.gelu", "square", "isnan"))
     return SizedCall([_smooth(d, dtype, size)], [_call(name)])
 
 
-def _in_place(d: Draw, dtypes: Sequence[str]) -> SizedCall:
+def _draw_in_place(d: Draw, dtypes: Sequence[str]) -> SizedCall:
     dtype, size = _dtype(d, NUMBERS, dtypes), draw_shape(d)
     name = d.choice(("add_", "mul_", "copy_", "sub_"))
     return SizedCall(
@@ -121,7 +121,7 @@ def _in_place(d: Draw, dtypes: Sequence[str]) -> SizedCall:
     )
 
 
-def _broadcast(d: Draw, dtypes: Sequence[str]) -> SizedCall:
+def _draw_broadcast(d: Draw, dtypes: Sequence[str]) -> SizedCall:
     """A matrix and a row, a column, or an outer product of both."""
     dtype, (rows, columns) = _dtype(d, NUMBERS, dtypes), (d.choice((2, 3, 17, 33)), draw_length(d, 256))
     first = d.choice(((rows, columns), (rows, columns), (rows, 1), (columns, rows)))
@@ -133,7 +133,7 @@ def _broadcast(d: Draw, dtypes: Sequence[str]) -> SizedCall:
     return SizedCall([_one(d, dtype, first), _one(d, dtype, row)], steps)
 
 
-def _select(d: Draw, dtypes: Sequence[str]) -> SizedCall:
+def _draw_select(d: Draw, dtypes: Sequence[str]) -> SizedCall:
     """`where` and `masked_fill` with a mask that may broadcast."""
     dtype, size = _dtype(d, NUMBERS, dtypes), draw_shape(d)
     _dtype(d, ("bool",), dtypes)
@@ -143,7 +143,7 @@ def _select(d: Draw, dtypes: Sequence[str]) -> SizedCall:
     return SizedCall([_one(d, dtype, size), mask], [_call("masked_fill", SECOND, 3)])
 
 
-def _reduce(d: Draw, dtypes: Sequence[str]) -> SizedCall:
+def _draw_reduce(d: Draw, dtypes: Sequence[str]) -> SizedCall:
     name = d.choice(("sum", "sum", "mean", "amax", "amin", "var", "logsumexp", "any", "all", "count_nonzero"))
     dtype = _dtype(d, PRECISE if name in ("mean", "var", "logsumexp") else SUMMED, dtypes)
     size = draw_shape(d)
@@ -151,11 +151,11 @@ def _reduce(d: Draw, dtypes: Sequence[str]) -> SizedCall:
     return SizedCall([(_smooth if name == "logsumexp" else _one)(d, dtype, size)], [_call(name, dim)])
 
 
-def _reduce_all(d: Draw, dtypes: Sequence[str]) -> SizedCall:
+def _draw_reduce_all(d: Draw, dtypes: Sequence[str]) -> SizedCall:
     return SizedCall([_one(d, _dtype(d, SUMMED, dtypes), draw_shape(d))], [_call(d.choice(("sum", "amax", "amin")))])
 
 
-def _select_one(d: Draw, dtypes: Sequence[str]) -> SizedCall:
+def _draw_select_one(d: Draw, dtypes: Sequence[str]) -> SizedCall:
     """Indices of distinct elements."""
     size, dim = draw_shape(d, 2048), d.choice((-1, -1, 0))
     name = d.choice(("argmax", "argmin", "max", "sort", "topk", "argmax", "kthvalue", "min", "argsort"))
@@ -166,21 +166,21 @@ def _select_one(d: Draw, dtypes: Sequence[str]) -> SizedCall:
     )
 
 
-def _scan(d: Draw, dtypes: Sequence[str]) -> SizedCall:
+def _draw_scan(d: Draw, dtypes: Sequence[str]) -> SizedCall:
     name = d.choice(("cumsum", "cumsum", "logcumsumexp", "diff"))
     dtype = _dtype(d, PRECISE if name.startswith("log") else SUMMED, dtypes)
     drawn = _smooth if name == "logcumsumexp" else _one
     return SizedCall([drawn(d, dtype, draw_shape(d))], [_call(name, dim=d.choice((-1, -1, 0)))])
 
 
-def _normalize(d: Draw, dtypes: Sequence[str]) -> SizedCall:
+def _draw_normalize(d: Draw, dtypes: Sequence[str]) -> SizedCall:
     size = (*d.choice(((2,), (3,), ())), draw_length(d))
     name = d.choice(("softmax", "log_softmax", "nn.functional.layer_norm", "nn.functional.rms_norm"))
     shape = [size[-1]] if "norm" in name else -1
     return SizedCall([_smooth(d, _dtype(d, PRECISE, dtypes), size)], [_call(name, shape)])
 
 
-def _product(d: Draw, dtypes: Sequence[str]) -> SizedCall:
+def _draw_product(d: Draw, dtypes: Sequence[str]) -> SizedCall:
     """A product of matrices with a threshold inside or outside."""
     few = d.choice((2, 3, 5))
     sizes = (few, draw_length(d, 1024), 3), (draw_length(d, 256), few, 3), (2, few, draw_length(d, 256)), (17, 33, 65)
@@ -191,7 +191,7 @@ def _product(d: Draw, dtypes: Sequence[str]) -> SizedCall:
     return SizedCall([_factor(d, dtype, (*lead, rows, inner)), _factor(d, dtype, second)], [_call(name, SECOND)])
 
 
-def _attention(d: Draw, dtypes: Sequence[str]) -> SizedCall:
+def _draw_attention(d: Draw, dtypes: Sequence[str]) -> SizedCall:
     dtype, width = _dtype(d, PRECISE, dtypes), d.choice((8, 16, 4))
     keys = draw_length(d, 128)
     queries = d.choice((keys, 3, draw_length(d, 64)))
@@ -207,7 +207,7 @@ def _mask(d: Draw, size: tuple[int, ...]) -> Wanted:
     return Wanted("bool", size, {"random": d.integer(0, 99), "low": 0, "high": 1})
 
 
-def _masked(d: Draw, dtypes: Sequence[str]) -> SizedCall:
+def _draw_masked(d: Draw, dtypes: Sequence[str]) -> SizedCall:
     """The elements where a mask is true, or their places."""
     size, dtype = draw_shape(d), _dtype(d, NUMBERS, dtypes)
     if "bool" not in dtypes or d.chance(1, 3):
@@ -218,7 +218,7 @@ def _masked(d: Draw, dtypes: Sequence[str]) -> SizedCall:
     return SizedCall([_one(d, dtype, size), _mask(d, size)], [d.choice(steps)])
 
 
-def _indexed(d: Draw, dtypes: Sequence[str]) -> SizedCall:
+def _draw_indexed(d: Draw, dtypes: Sequence[str]) -> SizedCall:
     """Elements at indices of a long dimension."""
     dtype, size, dim = _dtype(d, NUMBERS, dtypes), draw_shape(d), d.choice((-1, 0))
     _dtype(d, ("int64",), dtypes)
@@ -233,7 +233,7 @@ def _indexed(d: Draw, dtypes: Sequence[str]) -> SizedCall:
     return SizedCall([_one(d, dtype, size), at], [_call(name, *arguments, *([5] if name == "index_fill" else []))])
 
 
-def _written(d: Draw, dtypes: Sequence[str]) -> SizedCall:
+def _draw_written(d: Draw, dtypes: Sequence[str]) -> SizedCall:
     """Sums at repeated indices of a long dimension."""
     dtype, length = _dtype(d, SUMMED, dtypes), draw_length(d, 1024)
     _dtype(d, ("int64",), dtypes)
@@ -246,7 +246,7 @@ def _written(d: Draw, dtypes: Sequence[str]) -> SizedCall:
     return SizedCall(inputs, [_call(name, 0, SECOND, THIRD)])
 
 
-def _copied(d: Draw, dtypes: Sequence[str]) -> SizedCall:
+def _draw_copied(d: Draw, dtypes: Sequence[str]) -> SizedCall:
     """Copies of a matrix, transposed or not."""
     dtype = _dtype(d, (*NUMBERS, "bool", "complex64"), dtypes)
     size = draw_tiles(d) if d.chance(1, 2) else draw_shape(d)
@@ -257,19 +257,19 @@ def _copied(d: Draw, dtypes: Sequence[str]) -> SizedCall:
     return SizedCall([_one(d, dtype, size)], [*view, step])
 
 
-def _joined(d: Draw, dtypes: Sequence[str]) -> SizedCall:
+def _draw_joined(d: Draw, dtypes: Sequence[str]) -> SizedCall:
     dtype, size, dim = _dtype(d, NUMBERS, dtypes), draw_shape(d, 1024), d.choice((-1, 0))
     parts = [_one(d, dtype, size) for _ in range(d.choice((2, 3)))]
     names = [tensor(f"#{at}") for at in range(len(parts))]
     return SizedCall(parts, [Step(f"op_db:{d.choice(('cat', 'stack'))}", (names, dim), {}, ("",))])
 
 
-def _converted(d: Draw, dtypes: Sequence[str]) -> SizedCall:
+def _draw_converted(d: Draw, dtypes: Sequence[str]) -> SizedCall:
     dtype, to = _dtype(d, NUMBERS, dtypes), _dtype(d, FLOATS, dtypes)
     return SizedCall([_one(d, dtype, draw_shape(d))], [Step("to", (tensor("#0"), {"dtype": to}), {}, ("",))])
 
 
-def _convolved(d: Draw, dtypes: Sequence[str]) -> SizedCall:
+def _draw_convolved(d: Draw, dtypes: Sequence[str]) -> SizedCall:
     dtype, length, channels = _dtype(d, PRECISE, dtypes), draw_length(d, 1024), d.choice((1, 3, 16, 33))
     if channels * length > MOST:
         length = draw_length(d, 128)
@@ -279,24 +279,24 @@ def _convolved(d: Draw, dtypes: Sequence[str]) -> SizedCall:
 
 
 CASES: dict[str, Case] = {
-    "pointwise": _pointwise,
-    "unary": _unary,
-    "in place": _in_place,
-    "broadcast": _broadcast,
-    "select": _select,
-    "reduce": _reduce,
-    "reduce all": _reduce_all,
-    "select one": _select_one,
-    "scan": _scan,
-    "normalize": _normalize,
-    "product": _product,
-    "attention": _attention,
-    "masked": _masked,
-    "indexed": _indexed,
-    "written": _written,
-    "copied": _copied,
-    "joined": _joined,
-    "converted": _converted,
-    "convolved": _convolved,
+    "pointwise": _draw_pointwise,
+    "unary": _draw_unary,
+    "in place": _draw_in_place,
+    "broadcast": _draw_broadcast,
+    "select": _draw_select,
+    "reduce": _draw_reduce,
+    "reduce all": _draw_reduce_all,
+    "select one": _draw_select_one,
+    "scan": _draw_scan,
+    "normalize": _draw_normalize,
+    "product": _draw_product,
+    "attention": _draw_attention,
+    "masked": _draw_masked,
+    "indexed": _draw_indexed,
+    "written": _draw_written,
+    "copied": _draw_copied,
+    "joined": _draw_joined,
+    "converted": _draw_converted,
+    "convolved": _draw_convolved,
 }
 """The cases by name. A program has some of them, and each has its turn before any has another."""

@@ -150,7 +150,7 @@ def usual(held: Collection[str] | None = None) -> tuple[Selection, ...]:
     return (Selection(), *([Selection(dtypes=tuple(more), samples=6)] if more else []))
 
 
-def complete(held: Collection[str] | None = None) -> tuple[Selection, ...]:
+def plan_complete_test(held: Collection[str] | None = None) -> tuple[Selection, ...]:
     """Return the selections of `conformance test`: the default ones, then in float32 what they leave out. A part that
     finds more faults in the same time comes first, since the time of the test may end before the last part."""
     return (
