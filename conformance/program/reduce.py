@@ -265,12 +265,23 @@ def shorter_lengths(program: Program) -> Iterator[Program]:
     """Yield the program with one length shorter in all inputs that have it, so that their sizes still fit together.
 
     Lengths at which devices change their ways come first, then those that approach the length from its half on. So a
-    call that is wrong from 65 columns on shrinks to 65 columns, whatever the length before."""
+    call that is wrong from 65 columns on shrinks to 65 columns, whatever the length before. Before that, inputs of one
+    size get one dimension: a call that is wrong beyond 1,024 elements shrinks to 1,025, which 33 rows cannot have."""
+    flattened = [input_ for input_ in program.inputs if len(input_.size) > 1 and math.prod(input_.size) > LONG]
+    for size in dict.fromkeys(input_.size for input_ in flattened if input_.stride == dense(input_.size)):
+        yield replace(program, inputs=tuple(_flatten_input(input_, size) for input_ in program.inputs))
     for length in sorted({n for input_ in program.inputs for n in input_.size if n > LONG}, reverse=True):
         beside = (at for threshold in LENGTHS for at in (threshold, threshold + 1) if at < length)
         nearer = (length - length // 2**k for k in range(1, length.bit_length()))
         for fewer in dict.fromkeys((2, *beside, *nearer)):
             yield replace(program, inputs=tuple(_shorten_input(input_, length, fewer) for input_ in program.inputs))
+
+
+def _flatten_input(input_: Input, size: tuple[int, ...]) -> Input:
+    """Return the input with one dimension if it is dense and has this size."""
+    if (input_.size, input_.stride) != (size, dense(size)):
+        return input_
+    return replace(input_, size=(math.prod(size),), stride=(1,))
 
 
 def _shorten_input(input_: Input, length: int, fewer: int) -> Input:

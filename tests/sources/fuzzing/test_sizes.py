@@ -145,7 +145,7 @@ class TestFaults:
 
     @pytest.mark.parametrize("name", [name for name in SIZE_FAULTS if "1,024 elements" in name])
     def test_it_shrinks_to_the_fewest_elements_that_fail(self, name):
-        """The limit may be reached in two dimensions: 205 rows of 5 are 1,025 elements."""
+        """Formerly it stayed at 33 rows of 32 columns, since neither fewer rows nor fewer columns fail."""
         found = hunt(name, OfSizes(), 0, 120)
         assert found.small is not None
         assert max(torch.Size(one.size).numel() for one in found.small.inputs) == 1025
@@ -171,3 +171,13 @@ class TestShrinking:
         small = reduce_program(start, fails, 200)
         assert {one.size[-1] for one in small.inputs} == {least}
         assert len(tried) < 200
+
+    def test_a_limit_of_elements_is_reached_in_one_dimension(self):
+        """Of 33 rows of 32 columns, neither fewer rows nor fewer columns have 1,025 elements."""
+        start = Program(
+            (Storage("float32", 1056),),
+            (Input("a", 0, "float32", (33, 32), (32, 1)),),
+            (Step("neg", (tensor("a"),), out=("b",)),),
+        )
+        small = reduce_program(start, lambda one: torch.Size(one.inputs[0].size).numel() > 1024, 100)
+        assert small.inputs[0].size == (1025,)
