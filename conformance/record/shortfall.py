@@ -15,9 +15,9 @@ from dataclasses import dataclass
 MINUTES = "--minutes"
 """The usual limit of a shortfall."""
 
-PROGRAMS, CALLS, CASES, FINDINGS, SCRIPTS, RERUNS = (
+PROGRAMS, CALLS, CASES, FINDINGS, SCRIPTS, RERUNS, ON_LAYER = (
     "programs", "recorded calls", "cases of {}", "findings in their smallest form", "scripts of findings",
-    "failures that --rerun-failures repeats",
+    "failures that --rerun-failures repeats", "findings on {}",
 )  # fmt: skip
 
 MOST_NAMED = 6

@@ -185,11 +185,8 @@ class CaseRun:
                 for task, seconds in pool.busy()
                 if seconds > STUCK * options.seconds
             ]
-        if not stopped and time.monotonic() < self.until:
+        if not stopped:
             self._mark_flaky(pool)
-        elif not stopped and self.again and options.reruns:
-            count = len(self.again)
-            result.not_judged.append(Shortfall(shortfall.RERUNS, count, count))
         return stopped
 
     def _run_cases(self, pool: CasePool) -> bool:
@@ -201,7 +198,7 @@ class CaseRun:
         seconds = self.options.seconds
         limited = seconds < math.inf
         ordered = left if limited else longest_first(left, self.options.times)
-        for result in pool.run(ordered, self.until - time.monotonic() if limited else None):
+        for result in pool.run(ordered, self._left):
             self.listener.ended(result)
             failed = self._take(result)
             self.result.calibration = pool.calibration
@@ -219,22 +216,39 @@ class CaseRun:
             self.again.append(self.chosen[result.id])
         return self.options.stop_at_first and declared.outcome in UNEXPECTED
 
+    @property
+    def _left(self) -> float | None:
+        """The rest of the run's time in seconds; None without a limit."""
+        return None if self.until == math.inf else max(self.until - time.monotonic(), 0.0)
+
     def _mark_flaky(self, pool: CasePool) -> None:
         """Run failing cases again, up to `reruns` times. A case that passes is FLAKY."""
-        failing = self.again
+        failing, late = self.again, set[str]()
         for _ in range(self.options.reruns):
-            flaky = {result.id for result in pool.run(failing) if result.outcome is Outcome.PASS}
+            again = {result.id: result.outcome for result in self._run_in_time(pool, failing)}
+            flaky = {id for id, outcome in again.items() if outcome is Outcome.PASS}
+            late |= {case.id for case in failing if case.id not in again}
             self.result.results = [result.flaky() if result.id in flaky else result for result in self.result.results]
             failing = [case for case in failing if case.id not in flaky]
+        if late:
+            self.result.not_judged.append(Shortfall(shortfall.RERUNS, len(late), len(self.again)))
+
+    def _run_in_time(self, pool: CasePool, cases: Sequence[Any]) -> Iterator[Result]:
+        """Yield the results of the cases that end in the rest of the run's time."""
+        return iter(()) if self._left == 0 else pool.run(cases, self._left)
 
     def mark_torch_bugs(self, layer: str, pool_of: Callable[[str, int], CasePool]) -> None:
         """Run failing cases on `layer`, a target without the backend. A case that fails there in the same way is a bug
-        of PyTorch. `pool_of` returns workers for a target, this many at a time."""
+        of PyTorch. `pool_of` returns workers for a target, this many at a time. A case without the time for it counts
+        as one of the target."""
         failing = [self.chosen[bad.id] for bad in self.result.results if bad.outcome in RERUN and not bad.layer]
         if not failing:
             return
         with pool_of(layer, min(self.options.jobs, len(failing))) as on_layer:
-            there = {result.id: result for result in on_layer.run(failing)}
+            there = {result.id: result for result in self._run_in_time(on_layer, failing)}
+        if missing := len(failing) - len(there):
+            what = shortfall.ON_LAYER.format(layer)
+            self.result.not_judged.append(Shortfall(what, missing, len(failing)))
         self.result.results = [
             result.without_backend(layer, self.options.fail_on_torch_bugs)
             if result.id in there and result.fails_as(there[result.id])

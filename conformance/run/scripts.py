@@ -49,8 +49,8 @@ WHOLE = "the whole run"
 def confirm(run: Run, limit: float, seconds: float, jobs: int) -> None:
     """Run the scripts of the results, `jobs` at a time, and note in each result whether its script shows its headline.
 
-    After `seconds` no further script starts. Results without a verdict are marked as NOT_RUN. The time of the run
-    includes that of its scripts.
+    After `seconds` no further script starts, and no script of a hang that would still run then. Results without a
+    verdict are marked as NOT_RUN. The time of the run includes that of its scripts.
     """
     scripted = [result for result in run.results if result.scripted and result.outcome is not Outcome.XPASS]
     known = {result.id: NOT_RUN if _can_show(result) else NO_SCRIPT_CAN for result in scripted}
@@ -59,7 +59,9 @@ def confirm(run: Run, limit: float, seconds: float, jobs: int) -> None:
     until = began + seconds
 
     def shown(result: Result, way: Forks | None) -> tuple[Result, str]:
-        if ending.is_set() or time.monotonic() >= until:
+        assert result.scripted is not None  # as for all that are chosen
+        needed = limit + STARTING if result.scripted.oracle == "timeout" else 0.0
+        if ending.is_set() or time.monotonic() >= until - needed:
             return result, NOT_RUN
         return result, _verdict(result, limit, ending, way)
 

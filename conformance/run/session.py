@@ -48,6 +48,9 @@ from conformance.run.worker_log import log_file
 SHARE = 0.1
 """Share of `--minutes` for the probe, for the trials of a profile, and for running scripts, each."""
 
+UNIT_SHARE, LEAST_UNIT = 0.25, 20.0
+"""Share of `--minutes` that one program or case may take at most, and the least such limit in seconds."""
+
 
 class Source(Protocol):
     """A source of subjects: it runs them on the session's target and summarizes the results."""
@@ -95,7 +98,7 @@ def usual(limits: Limits, stem: str = "", **more: str) -> dict[str, str]:
     """Return the usual values of the options that most commands share, for their help, and of `more` options."""
     return {
         "minutes": "no limit",
-        "limit": f"{limits.unit:g}",
+        "limit": f"{limits.unit:g}, at most a quarter of --minutes",
         "memory": f"{limits.memory:g}",
         "check-scripts": f"{scripts.BUDGET:g}, or a tenth of --minutes",
         "expectations": reports_expectations(stem),
@@ -103,14 +106,17 @@ def usual(limits: Limits, stem: str = "", **more: str) -> dict[str, str]:
     }
 
 
-def limits_of(args: argparse.Namespace, usual: Limits) -> Limits:
+def limits_of(args: argparse.Namespace, usual: Limits, seconds: float = math.inf) -> Limits:
     """Return the limits of workers: the options', else those of the target's profile, else the usual ones. `--limit`
-    alone also bounds the building of kernels: a first call that hangs must not take 300 s under `--limit 5`."""
-    spec = args.target or ""
-    compiling = usual.compiling if args.limit is None else min(args.limit, usual.compiling)
+    alone also bounds the building of kernels: a first call that hangs must not take 300 s under `--limit 5`.
+
+    The usual limits are at most a quarter of a run's `seconds`. Without that, one call that hangs takes all the time of
+    `--minutes 2`, and the run ends with exit code 0."""
+    spec, longest = args.target or "", max(UNIT_SHARE * seconds, LEAST_UNIT)
+    compiling = min(usual.compiling, longest if args.limit is None else args.limit)
     return replace(
         usual,
-        unit=profiles.limit(spec, "seconds", args.limit, usual.unit),
+        unit=profiles.limit(spec, "seconds", args.limit, min(usual.unit, longest)),
         compiling=profiles.limit(spec, "compiling", args.compile_limit, compiling),
         memory=profiles.limit(spec, "memory", args.memory, usual.memory or 8.0),
     )
@@ -193,7 +199,7 @@ class Session:
             terminal.probed(self.console, profiles.identity(self.spec), self.seen, declared)
         codes = []
         for number, source in enumerate(sources):
-            self.limits = limits_of(self.args, source.usual)
+            self.limits = limits_of(self.args, source.usual, self.seconds)
             if len(sources) > 1:
                 self.console.rule(source.title)
             began = time.monotonic() if number else self.began

@@ -161,6 +161,14 @@ class TestConfirm:
         ranked = Run("cpu", [lost, run.results[2], shown]).unexpected
         assert [result.op for result in ranked] == ["z", "c", "_"]
 
+    def test_a_hang_needs_its_whole_time(self) -> None:
+        """A script that shows a hang runs for the limit and the time of starting, 40 s here. Formerly it was started in
+        the last seconds of `--minutes 2`, which then took three."""
+        hang = result_of("import time; time.sleep(1000)", "timeout")
+        run = Run("cpu", [hang, result_of(SAID.format("value of a: expected 1, got 2", 1), where="a")])
+        confirm(run, 10, 30, 1)
+        assert [result.alone for result in run.results] == [NOT_RUN, SHOWS]
+
     def test_what_no_script_can_show_is_marked(self) -> None:
         """A script cannot count kernels or draw a program, and has no memory limit. But it can measure its memory
         against a bound."""

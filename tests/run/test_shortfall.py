@@ -101,10 +101,35 @@ class TestSession:
         """`--rerun-failures` tells a flaky failure from others, which needs time."""
 
         def end_late(running: CaseRun, pool: object) -> bool:
-            running.until, running.again = 0.0, ["a case"]
+            running.until, running.again = 0.0, [SimpleNamespace(id="a case")]
             return False
 
         monkeypatch.setattr(CaseRun, "_run_cases", end_late)
         running = CaseRun("cpu", "cases", CaseOptions(reruns=1, seconds=1.0), SILENT)
         running.run(SimpleNamespace(busy=list))  # type: ignore[arg-type]
         assert running.result.not_judged == [Shortfall("failures that --rerun-failures repeats", 1, 1)]
+
+    def test_a_failure_that_is_not_tried_on_pytorch_itself(self) -> None:
+        """Two cases failed, and only one is tried on `passthrough` in time. Formerly a run went on there for as long as
+        its cases took, beyond `--minutes`."""
+        asked = list[float | None]()
+
+        class Passthrough:
+            def __enter__(self) -> Passthrough:
+                return self
+
+            def __exit__(self, *raised: object) -> None:
+                pass
+
+            def run(self, cases: list[Any], seconds: float | None = None) -> list[Result]:
+                asked.append(seconds)
+                return [case()]
+
+        running = CaseRun("cpu", "cases", CaseOptions(seconds=5.0), SILENT)
+        running.result.results = [case(), case().replace(op="sub")]
+        running.chosen = {result.id: result for result in running.result.results}
+        running.mark_torch_bugs("passthrough", lambda layer, jobs: Passthrough())  # type: ignore[arg-type, return-value]
+        assert asked[0] is not None
+        assert 0 < asked[0] <= 5
+        assert running.result.not_judged == [Shortfall("findings on passthrough", 1, 2)]
+        assert [result.layer for result in running.result.results] == ["passthrough", ""]

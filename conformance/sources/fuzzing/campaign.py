@@ -26,7 +26,7 @@ from conformance.program.steps.table import OPS
 from conformance.record.errors import TargetError
 from conformance.record.finding import FAIL, HARNESS, INVALID, MOVE, TIMEOUT, severity_of
 from conformance.record.result import counted, write_atomic
-from conformance.record.shortfall import FINDINGS, PROGRAMS, Shortfall
+from conformance.record.shortfall import FINDINGS, ON_LAYER, PROGRAMS, Shortfall
 from conformance.report.live import Log, Sample
 from conformance.run import smaller
 from conformance.run.execution_place import LOCAL, ExecutionPlace
@@ -483,7 +483,7 @@ class Campaign:
         tried = [group for group in self.groups if group.finding.program.inputs]
         for relative in describe_target(plan.target).facts.siblings:
             missing = sum(relative not in group.elsewhere for group in tried)
-            rows.append(Shortfall(f"findings on {relative}", missing, len(tried)))
+            rows.append(Shortfall(ON_LAYER.format(relative), missing, len(tried)))
         return [row for row in rows if row.missing or (not row.planned and row.what == programs)]
 
     def path(self, group: Group, suffix: str = ".py") -> Path:

@@ -290,6 +290,25 @@ class TestMinutes:
         limits = session.limits_of(args, command.LIMITS)
         assert (limits.unit, limits.compiling) == (unit, compiling)
 
+    @pytest.mark.parametrize(
+        ("words", "unit", "compiling"),
+        [
+            (["--minutes", "2"], 30.0, 30.0),
+            (["--minutes", "0.1"], 20.0, 20.0),
+            (["--minutes", "10"], 60.0, 150.0),
+            (["--minutes", "2", "--limit", "50"], 50.0, 50.0),
+        ],
+    )
+    def test_a_call_takes_at_most_a_quarter_of_the_minutes(
+        self, words: list[str], unit: float, compiling: float
+    ) -> None:
+        """Regression test: one call that hung took all the time of `--minutes 2`, and the run passed."""
+        args = options.parser("conformance fuzz", "", command.FLAGS, command.USUAL).parse_args(
+            ["--target", "cpu", *words]
+        )
+        limits = session.limits_of(args, command.LIMITS, 60 * args.minutes)
+        assert (limits.unit, limits.compiling) == (unit, compiling)
+
     def test_what_siblings_say_too(self, clock: Clock, slow: Slow, tmp_path: Path) -> None:
         """Loading a sibling target and running a finding on it stop at the campaign's deadline."""
         campaign = Campaign(Plan("cpu", minutes=1.0, reports=tmp_path))
