@@ -352,7 +352,7 @@ def _declaration(path: Path, lines: list[str], head: int, table: dict[str, Any])
     scope = table.get("scope")
     if not isinstance(scope, dict) or not scope:
         raise ReportError(f"{where}: an entry needs a 'scope', such as scope = {{op = \"add\"}}.")
-    values: dict[str, Any] = {key: _list(where, key, scope[key]) for key in scope if key in NAMES}
+    values: dict[str, Any] = {key: names_of(where, key, scope[key]) for key in scope if key in NAMES}
     for key, least in NUMBERS.items():
         if key in scope and not (type(scope[key]) is int and scope[key] >= least):
             raise ReportError(f"{where}: {key!r} must be a whole number, {least} or more.")
@@ -360,14 +360,14 @@ def _declaration(path: Path, lines: list[str], head: int, table: dict[str, Any])
         raise ReportError(f"{where}: 'options' must be a string.")
     known_keys(path, lines, head, scope, [item.name for item in fields(Scope)])
     rest = {key: table[key] for key in KEYS[2:] if key in table}
-    properties = _list(where, "property", table.get("property"))
+    properties = names_of(where, "property", table.get("property"))
     declaration = Declaration(Scope(**(scope | values)), properties, **rest, file=str(path), line=head)
     _check_subject(declaration, scope)
     _check_versions(declaration)
     return declaration
 
 
-def _list(where: str, key: str, value: Any) -> Names:
+def names_of(where: str, key: str, value: Any) -> Names:
     """Return a name, or a list of names, as a tuple. Raises ReportError."""
     value = [value] if isinstance(value, str) else value
     if not isinstance(value, list) or not value or not all(isinstance(name, str) for name in value):

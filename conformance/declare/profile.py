@@ -1,4 +1,4 @@
-"""The profile of a target, `conformance.toml`: how to load it, its unsupported parts, and its limits.
+"""The profile of a target, `conformance.toml`: how to load it, its unsupported parts, its limits and tolerances.
 
 Defines `Profile`, `load` and `dumps`. A file that the user reads and keeps declares all missing features and operators.
 A run never infers them from an exception, so nothing can hide a bug by calling itself unsupported. A misspelt word
@@ -21,6 +21,7 @@ from conformance.declare import declaration
 from conformance.declare.declaration import FORMER, PARTS_OF_TARGET, Declaration, check, quoted, refuse
 from conformance.declare.features import FEATURES
 from conformance.declare.probed import UNTRIED_DTYPES, Probe
+from conformance.declare.tolerances import DeclaredTolerance, declared_tolerances
 from conformance.record.errors import ReportError, TargetError
 from conformance.record.missing_ops import MissingOperator, ranked
 from conformance.record.names import BUILTIN, DTYPES, METAMORPHIC, nearest, without_features, without_relations
@@ -33,7 +34,8 @@ NAME = "conformance.toml"
 TINY, TINY_NEEDS = "tiny", "tinygrad"
 """The target if there is no profile either, and the module that it needs."""
 
-FORMS = {"target": "[target]", "environment": "[environment]", "limits": "[limits]", "declare": "[[declare]]"}
+FORMS = {"target": "[target]", "environment": "[environment]", "limits": "[limits]", "tolerance": "[[tolerance]]",
+         "declare": "[[declare]]"}  # fmt: skip
 OPTIONS = ("import", "call", "dynamic")
 LIMITS = ("seconds", "compiling", "memory")
 KEYS = {"target": ("kind", "name", *OPTIONS), "limits": LIMITS}
@@ -54,7 +56,7 @@ class Contradiction:
 class Profile:
     """The contents of a profile. `declarations` are about features, dtypes and operators that are unsupported. Limits
     are None if the profile does not set them: `seconds` for a program or case, `compiling` for a first kernel, `memory`
-    in GiB."""
+    in GiB. `tolerances` are those of its answers (`tolerances.py`)."""
 
     kind: str = "device"
     name: str = ""
@@ -64,6 +66,7 @@ class Profile:
     seconds: float | None = None
     compiling: float | None = None
     memory: float | None = None
+    tolerances: tuple[DeclaredTolerance, ...] = ()
     file: Path = Path(NAME)
 
     @property
@@ -254,7 +257,7 @@ class _Table:
 def _loaded(path: Path, changed: int) -> Profile:
     try:
         data, lines = declaration.parsed(path, FORMS)
-        tables = {kind: list(_tables(path, lines, data, kind)) for kind in FORMS if kind != "declare"}
+        tables = {kind: list(_tables(path, lines, data, kind)) for kind in ("target", "environment", "limits")}
         if not tables["target"]:
             raise ReportError(f"{path} has no [target] table, which says how the device is loaded")
         environment = {key: table.text(key) for table in tables["environment"] for key in table.values}
@@ -262,7 +265,10 @@ def _loaded(path: Path, changed: int) -> Profile:
         declarations = tuple(declaration.declared(path, data, lines, (PARTS_OF_TARGET,)))
         refuse(check(declarations, PARTS_OF_TARGET, {"feature": FEATURES, "dtype": DTYPES}))
         target = _target(tables["target"][0])
-        return Profile(**target, **limits, environment=environment, declarations=declarations, file=path)
+        tolerances = declared_tolerances(path, data, lines)
+        return Profile(
+            **target, **limits, environment=environment, declarations=declarations, tolerances=tolerances, file=path
+        )
     except ReportError as error:
         raise TargetError(str(error).removesuffix(".")) from None
 
@@ -301,4 +307,5 @@ def dumps(profile: Profile, head: Iterable[str] = ()) -> str:
         lines += ["", "[environment]", *(f"{key} = {quoted(value)}" for key, value in profile.environment.items())]
     limits = [f"{name} = {value:g}" for name in LIMITS if (value := getattr(profile, name)) is not None]
     lines += ["", "[limits]", *limits] if limits else []
-    return "\n".join([*lines, "", *(declaration.toml() for declaration in profile.declarations)]).lstrip("\n")
+    lines += ["", *(tolerance.toml() for tolerance in profile.tolerances)]
+    return "\n".join([*lines, *(declaration.toml() for declaration in profile.declarations)]).lstrip("\n")

@@ -19,6 +19,7 @@ import torch
 from conformance.declare.declaration import Declaration
 from conformance.declare.features import FEATURES
 from conformance.declare.profile import Profile
+from conformance.declare.tolerances import DeclaredTolerance
 from conformance.record.measurements import EXTENTS, Measure
 from conformance.record.names import ORACLES, SIGNIFICANT_STRIDE
 
@@ -39,6 +40,8 @@ class TargetFacts:
     are left out. For example, without storages, the judge compares aliasing by behaviour only."""
     probed: bool = False
     """Whether a probe before the run finds the missing features. If False, `lacks` has them all."""
+    tolerances: tuple[DeclaredTolerance, ...] = ()
+    """The tolerances of a target that computes with less precision than torch CPU. What passes by them is counted."""
     profile: Profile | None = None
     """The profile, `conformance.toml`, that loaded the target; None if no profile did."""
     follows_eager: bool = False

@@ -12,6 +12,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, cast
 
+import torch
+
+from conformance.declare.tolerances import covering
 from conformance.engine import rules
 from conformance.engine.decompositions import without_free_choices
 from conformance.engine.executor import Execution, Subject
@@ -21,18 +24,22 @@ from conformance.engine.target import Target
 from conformance.record.measurements import Measurements
 from conformance.record.names import MEASURED
 from conformance.standalone.observation import Observation, observe, out_of_memory
-from conformance.standalone.oracles import WHOLE, Mismatch, Tolerance, compare, headline
+from conformance.standalone.oracles import WHOLE, Mismatch, Tolerance, compare, headline, tolerance_of
 from conformance.standalone.rounding import ARBITRATED, arbitrate
 
 _PROCESSED = "processed"
 
 
 class Judgement(NamedTuple):
-    """The mismatches, and `arbitrated`: whether there are none only because the target agrees with the float64 answer
-    and torch CPU is no nearer to it."""
+    """The mismatches, and why there are none, if there would be some:
+
+    - `arbitrated`: the target agrees with the float64 answer, and torch CPU is no nearer to it.
+    - `tolerated`: the target's profile declares a tolerance.
+    """
 
     mismatches: list[Mismatch]
     arbitrated: bool = False
+    tolerated: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,9 @@ class Judged(Subject, Protocol):
     def arguments(self) -> Arguments:
         """Return the arguments of the call to which the rules apply."""
 
+    def operators(self) -> Collection[str]:
+        """Return the names of the operators that the subject calls."""
+
     def in_float64(self, mismatches: Sequence[Mismatch], expected: Observation) -> Execution | None:
         """Return torch CPU's answer in float64 if it can decide about these mismatches, else None."""
 
@@ -99,6 +109,10 @@ class OneAnswer:
         """See `Judged.swayed`."""
         return ()
 
+    def operators(self) -> Collection[str]:
+        """See `Judged.operators`."""
+        return {cast(Judged, self).arguments().op}
+
     def compared(self, want: Execution, got: Execution, target: Target, oracles: Collection[str]) -> Judgement:
         """Judge two runs of the subject. No rule of its terms may run it again."""
         return judge(cast(Judged, self), want, got, target, oracles)
@@ -108,17 +122,38 @@ def judge(
     subject: Judged, expected: Execution, actual: Execution, target: Target, oracles: Collection[str]
 ) -> Judgement:
     """Return the mismatches between the reference and the target, errors and running out of memory first. The latter is
-    the oracle "memory"."""
-    terms, (want, got) = subject.terms, (expected.last, actual.last)
+    the oracle "memory". The target's declared tolerances come after everything that PyTorch itself allows."""
+    terms = subject.terms
+    judgement = _judge(subject, terms, expected, actual, target, oracles)
+    declared = covering(target.facts.tolerances, subject.operators()) if judgement.mismatches else {}
+    if not declared:
+        return judgement
+    wider = _judge(subject, _widen(terms, declared), expected, actual, target, oracles)
+    return wider._replace(arbitrated=False, tolerated=not wider.mismatches)
+
+
+def _widen(terms: Terms, declared: Mapping[str, tuple[float, float]]) -> Terms:
+    """Return the terms with at least the declared (rtol, atol) for each dtype."""
+    tolerance = dict(terms.tolerance)
+    for name, (rtol, atol) in declared.items():
+        usual = tolerance_of(getattr(torch, name), terms.tolerance)
+        tolerance[name] = max(usual[0], rtol), max(usual[1], atol)
+    return replace(terms, tolerance=tolerance)
+
+
+def _judge(
+    subject: Judged, terms: Terms, expected: Execution, actual: Execution, target: Target, oracles: Collection[str]
+) -> Judgement:
+    want, got = expected.last, actual.last
     oracles = oracles if terms.oracles is None else terms.oracles
     mismatches = compare(want, got, oracles=oracles, exact=terms.exact, tolerance=terms.tolerance)
     if mismatches and rules.of_rounding(terms.rules, want, got):
         mismatches = []
     if mismatches and rules.CHOICE in terms.rules and want.error is None and got.error is None:
         mismatches = without_free_choices(subject, mismatches, want, got)
-    mismatches = [mismatch for mismatch in mismatches if not _undefined(subject, mismatch, want, got, target)]
+    mismatches = [mismatch for mismatch in mismatches if not _undefined(subject, terms, mismatch, want, got, target)]
     mismatches, arbitrated = (
-        _arbitrated(subject, expected, actual, target, mismatches) if mismatches else (mismatches, False)
+        _arbitrated(subject, terms, expected, actual, target, mismatches) if mismatches else (mismatches, False)
     )
     if got.error is None:
         if want.error is None:
@@ -153,9 +188,10 @@ FIRST = {"memory": 0, "error": 1}
 """Rank of the oracles whose mismatches come first."""
 
 
-def _undefined(subject: Judged, mismatch: Mismatch, want: Observation, got: Observation, target: Target) -> bool:
+def _undefined(
+    subject: Judged, terms: Terms, mismatch: Mismatch, want: Observation, got: Observation, target: Target
+) -> bool:
     """Whether PyTorch leaves the answer undefined, so that the two sides may differ."""
-    terms = subject.terms
     text = f"{mismatch.oracle} of {mismatch.where}"
     if terms.undefined and mismatch.where in want.tensors and text.startswith(terms.undefined):
         return True
@@ -163,15 +199,15 @@ def _undefined(subject: Judged, mismatch: Mismatch, want: Observation, got: Obse
         return False
     if "random" in target.facts.lacks and subject.draws:
         return True
-    return bool(terms.rules) and rules.decides_nothing(subject, mismatch, want, got)
+    return bool(terms.rules) and rules.decides_nothing(subject, mismatch, want, got, terms.tolerance)
 
 
 def _arbitrated(
-    subject: Judged, expected: Execution, actual: Execution, target: Target, mismatches: list[Mismatch]
+    subject: Judged, terms: Terms, expected: Execution, actual: Execution, target: Target, mismatches: list[Mismatch]
 ) -> tuple[list[Mismatch], bool]:
     """Return the mismatches that remain after the subject's own processing and the answer in float64, and whether
     float64 removed them all."""
-    terms, (want, got) = subject.terms, (expected.last, actual.last)
+    want, got = expected.last, actual.last
     inputs = subject.names_of_inputs() if terms.process is not None else ()
     free = [m for m in mismatches if m.oracle == "value" and m.where in want.tensors and _root(m.where) not in inputs]
     processed = terms.process is not None and bool(free)

@@ -111,7 +111,8 @@ def _profiled(spec: str, profile: Profile) -> Target:
         held = frozenset(getattr(torch, name) for name in profile.dtypes if hasattr(torch, name))
         facts = replace(facts, dtypes=held)
     declarations = (*facts.declarations, *profile.declarations)
-    target.facts = replace(facts, declarations=declarations, profile=profile, probed=False)
+    tolerances = (*facts.tolerances, *profile.tolerances)
+    target.facts = replace(facts, declarations=declarations, tolerances=tolerances, profile=profile, probed=False)
     target.spec = spec
     return target
 

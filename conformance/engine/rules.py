@@ -21,7 +21,7 @@ from conformance.engine.target import Target
 from conformance.standalone.layouts import laid_out
 from conformance.standalone.moving import map_leaves
 from conformance.standalone.observation import Observation
-from conformance.standalone.oracles import Mismatch, differing, show
+from conformance.standalone.oracles import Mismatch, Tolerance, differing, show
 from conformance.standalone.rounding import subject as subject_of
 
 if TYPE_CHECKING:
@@ -86,9 +86,12 @@ class Answers:
         return torch.full(self.want.shape, holds)
 
 
-def decides_nothing(subject: Judged, mismatch: Mismatch, expected: Observation, actual: Observation) -> bool:
-    """Whether target and CPU differ only in elements that a rule of the subject marks as open."""
-    rules, tolerance = subject.terms.rules, subject.terms.tolerance
+def decides_nothing(
+    subject: Judged, mismatch: Mismatch, expected: Observation, actual: Observation, tolerance: Tolerance
+) -> bool:
+    """Whether target and CPU differ, beyond the tolerance, only in elements that a rule of the subject marks as
+    open."""
+    rules = subject.terms.rules
     want, got = (subject_of(mismatch, seen) for seen in (expected, actual))
     if want is None or got is None or (want.dtype, want.shape) != (got.dtype, got.shape):
         return False

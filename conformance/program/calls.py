@@ -115,19 +115,20 @@ def judge_trial(
         execution = Executor(target).run(CallsSubject(program), stepwise=True, watch=watch)
     if execution.unavailable:
         return Verdict(unsupported=UNAVAILABLE)
-    arbitrated, after = False, execution.capture.after if execution.capture else []
+    arbitrated = tolerated = False
+    after = execution.capture.after if execution.capture else []
     recompiled = sum(now > before for before, now in zip(after, after[1:], strict=False))
     measured = Measurements({RECOMPILED.name: recompiled})
     for number, actual in enumerate(execution.observations):
         call = trial.of_call(number % len(trial.calls))
-        wrong, by_float64 = call.judge(actual)
-        arbitrated |= by_float64
+        wrong, by_float64, declared = call.judge(actual)
+        arbitrated, tolerated = arbitrated or by_float64, tolerated or declared
         if wrong:
             sides, change = (call.cpu.end.observation, actual), change_of(program, number) if number else ""
             return Verdict(tuple(wrong), call=number, change=change, calls=number + 1, sides=sides)
     if not reached(program, execution.capture):
         return Verdict(unsupported=UNCAPTURED)
-    return Verdict(arbitrated=arbitrated, calls=len(trial.calls), measured=measured)
+    return Verdict(arbitrated=arbitrated, tolerated=tolerated, calls=len(trial.calls), measured=measured)
 
 
 def unsupported_call(program: Program, target: Target) -> str:

@@ -60,6 +60,10 @@ class JudgedProgram(ProgramSubject):
         """Return the names of the inputs."""
         return {input_.name for input_ in self.program.inputs}
 
+    def operators(self) -> Collection[str]:
+        """Return the names of the steps. A result depends on earlier steps, so a tolerance of one holds for all."""
+        return {step.op for step in self.program.every_step}
+
     def arguments(self) -> Arguments:
         """Return the arguments of the first step, to which the rules of a sample of op_db apply."""
         running, step = RunningProgram(self.program), self.program.steps[0]

@@ -68,6 +68,7 @@ class Verdict:
     - `calls`: number of judged calls.
     - `relation`: the metamorphic relation that is broken; "" without one.
     - `arbitrated`: the program passed only because the target agrees with float64, and torch CPU is no nearer to it.
+    - `tolerated`: the program passed only by a tolerance that the target declares.
     """
 
     mismatches: tuple[Mismatch, ...] = ()
@@ -77,6 +78,7 @@ class Verdict:
     unsupported: str = ""
     recorded: bool = False
     arbitrated: bool = False
+    tolerated: bool = False
     call: int | None = None
     change: str = ""
     calls: int = 0
@@ -132,7 +134,7 @@ def judge_call(
     if execution.unavailable:
         return Verdict(unsupported=UNAVAILABLE)
     actual = execution.last
-    mismatches, arbitrated = trial.judge(actual)
+    mismatches, arbitrated, tolerated = trial.judge(actual)
     if not mismatches and not reached(program, execution.capture):
         return Verdict(unsupported=UNCAPTURED)
     if actual.error is not None and execution.failed_step is not None:
@@ -150,6 +152,7 @@ def judge_call(
         measured=measured,
         recorded=bool(before),
         arbitrated=arbitrated,
+        tolerated=tolerated,
         sides=(expected.observation, actual),
     )
     if verdict.passed and target.facts.lazy and any(OPS[step.op].family == FUSION for step in program.steps):

@@ -46,6 +46,7 @@ class ProgramStats:
     measured: Measurements = UNMEASURED
     recorded: int = 0
     arbitrated: int = 0
+    tolerated: int = 0
     calls: int = 0
     failing: int | None = None
     known: int | None = None

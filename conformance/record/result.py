@@ -151,7 +151,7 @@ class Result(Named):
     `samples` counts the samples that at least one oracle compared, `skipped` the other samples, and `late` the samples
     that a limit of time kept from being compared. `arbitrated` counts the samples that pass only by arbitration in
     float64: the target differs from torch CPU by more than the tolerance, but agrees with the float64 answer and is no
-    further from it than torch CPU.
+    further from it than torch CPU. `tolerated` counts those that pass only by a tolerance of the target's profile.
 
     `measurements` are the target's counts for these samples, in the measures of the run.
 
@@ -173,6 +173,7 @@ class Result(Named):
     samples: int = 0
     skipped: int = 0
     arbitrated: int = 0
+    tolerated: int = 0
     failed: int = 0
     reason: str = ""
     failures: tuple[Failure, ...] = ()
@@ -407,6 +408,11 @@ class Run:
     def arbitrated(self) -> int:
         """Number of samples that pass by arbitration in float64, over all results."""
         return sum(result.arbitrated for result in self.results)
+
+    @property
+    def tolerated(self) -> int:
+        """Number of samples that pass only by a tolerance of the target's profile, over all results."""
+        return sum(result.tolerated for result in self.results)
 
     @property
     def shortfall(self) -> str:

@@ -26,6 +26,7 @@ KINDS = {
     "newly flaky": "passed only when it was run again",
     "fails otherwise": "still fails, by other oracles",
     "declared": "passed before, and fails as declared now",
+    "by tolerance": "passes in more samples by a tolerance of the target's profile only",
     "by float64": "passes in more samples by the answer in float64 only, to which torch CPU's own is no nearer",
     "time up": "the whole run takes much longer, as a multiple of its calibration loop",
     "slower": "takes several times as long, as a multiple of the calibration loop",
@@ -203,6 +204,8 @@ def _changes(old: Result | None, new: Result, scale: float, measures: Sequence[M
         return
     if new.arbitrated > old.arbitrated:
         yield Change("by float64", new.id, f"{old.arbitrated} samples", f"{new.arbitrated} samples")
+    if new.tolerated > old.tolerated:
+        yield Change("by tolerance", new.id, f"{old.tolerated} samples", f"{new.tolerated} samples")
     if old.seconds and _as_warm(old, new, measures) and new.seconds * scale > max(SLOWER * old.seconds, LONG_CASE):
         yield Change("slower", new.id, f"{old.seconds:.1f} s", f"{new.seconds * scale / old.seconds:.1f} times that")
     for name in (measure.name for measure in measures if measure.rise is Rise.REGRESSION):

@@ -247,6 +247,7 @@ def campaign_view(campaign: Run) -> dict[str, Any]:
         "programs": f"{drawn.programs:,}",
         "failing programs": f"{campaign.failing_programs:,}",
         "programs that pass by float64": f"{drawn.arbitrated:,}",
+        **({"programs that pass by a declared tolerance": f"{drawn.tolerated:,}"} if drawn.tolerated else {}),
         "steps": f"{drawn.steps:,}",
         "seed": ", ".join(map(str, drawn.seeds)),
         "seconds": f"{campaign.seconds:,.0f}",

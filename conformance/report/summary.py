@@ -210,6 +210,11 @@ def facts(run: Run) -> list[str]:
         )
     if run.drawn and run.drawn.arbitrated:
         lines.append(f"{run.drawn.arbitrated} programs differ from torch CPU and pass by its answer in float64")
+    if run.tolerated:
+        cases = sum(bool(result.tolerated) for result in run.results)
+        lines.append(f"{run.tolerated} samples of {cases} cases pass only by the tolerances of the profile")
+    if run.drawn and run.drawn.tolerated:
+        lines.append(f"{run.drawn.tolerated} programs pass only by the tolerances of the profile")
     if run.drawn and run.drawn.calls:
         again = f"{run.drawn.measured.get(RECOMPILED.name) or 0} {RECOMPILED.unit}"
         lines.append(f"{run.drawn.calls} calls of {run.drawn.compared} programs were judged; {again}")

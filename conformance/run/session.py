@@ -238,6 +238,9 @@ class Session:
         begun = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=time.monotonic() - began)
         run.started = begun.isoformat(timespec="seconds")
         run.strict = getattr(self.args, "strict", False)
+        tolerances = self.profile.tolerances if self.profile is not None else ()
+        if tolerances:
+            run.environment["tolerances"] = "; ".join(map(str, tolerances))
         run.environment |= machine() | (self.seen.described() if self.seen is not None else {})
         run.command = run.command or shlex.join([self.command, *self.words])
         if not run.complete and not run.results and not run.drawn:

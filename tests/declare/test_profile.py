@@ -79,7 +79,11 @@ class TestRead:
         ("old", "new", "said"),
         [
             ("seconds = 30", "second = 30", "line 9: unknown key 'second'; did you mean seconds?"),
-            ("[limits]", "[limit]", "line 8: only [target] and [environment] and [limits] and [[declare]] entries"),
+            (
+                "[limits]",
+                "[limit]",
+                "line 8: only [target] and [environment] and [limits] and [[tolerance]] and [[declare]] entries",
+            ),
             ('kind = "device"', 'kind = "devise"', "line 1: there is no kind of target 'devise'; did you mean device?"),
             ('"float16", ', '"float61", ', "line 16: unknown dtype 'float61'; did you mean float"),
             ('name = "cpu"', "", "line 1: a target of kind 'device' needs a 'name'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -45,3 +46,28 @@ def tanh_backward() -> None:
 def negative_cumsum() -> None:
     """Enter the mode with a wrong `cumsum`."""
     NegativeCumsum().__enter__()
+
+
+class RoundedProducts(Nothing):
+    """Products of float32 matrices are rounded to bfloat16. Those with more than six elements are also 10 % too large
+    if `wrong` is set."""
+
+    def __init__(self, wrong: bool = False) -> None:
+        super().__init__()
+        self.wrong = wrong
+
+    def changed(self, name: str, args: tuple[Any, ...], result: Any) -> Any:
+        if not (name.startswith(("aten.mm.", "aten.addmm.", "aten.bmm.")) and result.dtype == torch.float32):
+            return result
+        rounded = result.to(torch.bfloat16).float()
+        return rounded * 1.1 if self.wrong and result.numel() > 6 else rounded
+
+
+def rounded_products() -> None:
+    """Enter the mode with rounded products of matrices."""
+    RoundedProducts().__enter__()
+
+
+def wrong_products() -> None:
+    """Enter the mode with rounded products of matrices, of which large ones are wrong."""
+    RoundedProducts(wrong=True).__enter__()

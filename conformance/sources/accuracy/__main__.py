@@ -10,15 +10,19 @@ import argparse
 import sys
 from collections.abc import Iterable, Sequence
 
+from conformance.declare.tolerances import DeclaredTolerance, proposed
 from conformance.record.accuracy import ACCURACY, shown
-from conformance.record.result import Result, Run
+from conformance.record.result import UNEXPLAINED, Result, Run, counted, write_atomic
 from conformance.run import options
 from conformance.run.messages import Limits
+from conformance.run.session import Session, usual
 from conformance.run.session import main as run_command
-from conformance.run.session import usual
 from conformance.sources.accuracy import table, tasks
 from conformance.sources.accuracy.running import FLAGS, Job, MeasuredCases
 from conformance.sources.accuracy.table import DIRECTIONS, DTYPES, Case
+
+TOLERANCES = "accuracy-tolerances.toml"
+"""The file of proposed tolerances, below --reports."""
 
 
 class Accuracy(MeasuredCases):
@@ -26,6 +30,7 @@ class Accuracy(MeasuredCases):
 
     title = "accuracy"
     stem, usual = ACCURACY, Limits(unit=120.0, memory=8.0)
+    proposed: Sequence[DeclaredTolerance] = ()
     job = Job(tasks.described, tasks.run, tasks.MODULES)
 
     def cases(self, args: argparse.Namespace) -> tuple[list[Case], list[str]]:
@@ -41,6 +46,29 @@ class Accuracy(MeasuredCases):
     def worst(self, run: Run) -> Sequence[Result]:
         """See `MeasuredCases.worst`."""
         return run.errors
+
+    def keep(self, session: Session, run: Run) -> None:
+        """Write tolerances for the profile of a device that computes with less precision, for the user to review."""
+        super().keep(session, run)
+        errors = [
+            (result.name.partition(" ")[0], result.dtype, result.accuracy.target)  # without the row's own words
+            for result in run.errors
+            if result.accuracy
+        ]
+        self.proposed = proposed(errors, f"{UNEXPLAINED}measured by conformance {ACCURACY}")
+        if self.proposed:
+            text = "\n".join(entry.toml() for entry in self.proposed)
+            write_atomic(session.reports / TOLERANCES, text)
+
+    def summarize(self, session: Session, run: Run) -> None:
+        """Print the worst cases, and where the proposed tolerances are."""
+        super().summarize(session, run)
+        if self.proposed:
+            count = len({op for entry in self.proposed for op in entry.op})
+            session.print(
+                f"{counted(count, 'operator')} beyond torch.testing's tolerances: {session.reports / TOLERANCES} has "
+                "[[tolerance]] entries for the profile. Copy those that have a reason, and state it."
+            )
 
     def line(self, result: Result) -> str:
         """See `MeasuredCases.line`."""

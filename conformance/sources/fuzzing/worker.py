@@ -61,6 +61,8 @@ class ShardResult(Tally):
     """Programs that did not run, by the reason that the target declares."""
     arbitrated: int = 0
     """Programs that differ from torch CPU and pass by its answer in float64."""
+    tolerated: int = 0
+    """Programs that pass only by a tolerance of the target's profile."""
     calls: int = 0
     """Judged calls of transformed functions, the first calls included."""
     recorded: int = 0
@@ -223,6 +225,7 @@ class Part:
         if plan.listed is not None:
             result.listed[str(self.number)] = verdict.unsupported
         result.arbitrated += verdict.arbitrated
+        result.tolerated += verdict.tolerated
         if described(plan.target).facts.transforms_program:
             result.calls += verdict.calls or (not verdict.unsupported)
         result.recorded += verdict.recorded

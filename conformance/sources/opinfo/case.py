@@ -91,7 +91,7 @@ class RunningCase:
         self.case, self.target, self.note = case, target, note
         self.op, self.dtype = catalog.find(case), getattr(torch, case.dtype)
         self.fault, self.fault_is_fatal = undefined.fault_of(case)
-        self.compared = self.arbitrated = self.failed = self.excused = 0
+        self.compared = self.arbitrated = self.tolerated = self.failed = self.excused = 0
         self.skipped = Counter[str]()
         self.failures: dict[str, Failure] = {}
         self.measured = Measurements({measure.name: 0 for measure in target.facts.measures})
@@ -144,6 +144,7 @@ class RunningCase:
             outcome,
             samples=self.compared,
             arbitrated=self.arbitrated,
+            tolerated=self.tolerated,
             skipped=self.skipped.total(),
             failed=self.failed,
             reason=reason,
@@ -227,8 +228,8 @@ class RunningCase:
             def right(at: int, actual: Execution) -> bool:
                 call, expected = pairs[at]
                 subject = JudgedCall(self.case, call)
-                mismatches, arbitrated = judge(subject, expected, actual, self.target, self.target.facts.oracles)
-                return not (mismatches or arbitrated)
+                judgement = judge(subject, expected, actual, self.target, self.target.facts.oracles)
+                return not (judgement.mismatches or judgement.arbitrated or judgement.tolerated)
 
             def watch(number: int, builds: bool) -> None:
                 self.note(first, TOGETHER, builds)
@@ -250,7 +251,7 @@ class RunningCase:
             self._measure(call, expected, actual)
         # PyTorch does not define the content of operands after a refused call.
         oracles = {"error"} if case.variant in CHANGED and error is not None else target.facts.oracles
-        mismatches, arbitrated = judge(JudgedCall(case, call), expected, actual, target, oracles)
+        mismatches, arbitrated, tolerated = judge(JudgedCall(case, call), expected, actual, target, oracles)
         mismatches = [mismatch for mismatch in mismatches if not as_refused(call, expected.last, actual.last, mismatch)]
         if mismatches and self.fault:
             return self.skip(self.fault, excused=True)
@@ -259,6 +260,7 @@ class RunningCase:
             # Counted separately, and never a pass: torch CPU would be compared with itself.
             return self.skip(f"{NOT_COMPILED}: the compiler received nothing", excused=True)
         self.arbitrated += arbitrated
+        self.tolerated += tolerated
         return self.take(call, mismatches, expected.last, actual.last)
 
     def _measure(self, call: SampleCall, expected: Execution, actual: Execution) -> None:

@@ -191,7 +191,7 @@ class Trace:
         op, overload = name.rpartition(".")[::2] if "." in name else (name, "")
         family = name.partition(".")[0] if _OVERLOAD.fullmatch(name) else ""
         result = Result(op, "", phase, TRACE, Outcome.PASS, overload, family, samples=tally.judged)
-        result = result.replace(arbitrated=tally.arbitrated)
+        result = result.replace(arbitrated=tally.arbitrated, tolerated=tally.tolerated)
         if faults:
             failures = tuple(map(self._failure, faults))
             wrong = sum(fault.wrong for fault in faults)

@@ -72,6 +72,10 @@ class GraphCall(CopiedCall):
         """Return the names of the inputs."""
         return self.names
 
+    def operators(self) -> frozenset[str]:
+        """Return the names of the functions and methods of the graph."""
+        return frozenset(getattr(node.target, "__name__", str(node.target)) for node in self.graph.graph.nodes)
+
     def oracles(self, target: Target) -> frozenset[str]:
         """See `CopiedCall.oracles`."""
         return JUDGED - VALUES if self.draws else JUDGED

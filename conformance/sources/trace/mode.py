@@ -65,14 +65,16 @@ class Tally:
     seen: int = 0
     judged: int = 0
     arbitrated: int = 0
+    tolerated: int = 0
     unjudged: Counter[str] = field(default_factory=Counter)
 
     def judge(self, call: CopiedCall, want: Execution, got: Execution, target: Target) -> list[Mismatch]:
         """Judge a call, count it, and return its differences."""
-        mismatches, arbitrated = call.judged(want, got, target)
+        judgement = call.judged(want, got, target)
         self.judged += 1
-        self.arbitrated += arbitrated
-        return mismatches
+        self.arbitrated += judgement.arbitrated
+        self.tolerated += judgement.tolerated
+        return judgement.mismatches
 
 
 class Tracing(TorchDispatchMode):

@@ -9,6 +9,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from conformance.declare.profile import load
 from conformance.record import result as model
 from conformance.record.result import SHOWS, Run
 from conformance.run.scripts import confirm
@@ -46,7 +47,22 @@ class TestCommand:
         jsonschema.validate(json.loads((tmp_path / "accuracy.json").read_text()), json.loads(SCHEMA.read_text()))
         for name in ("accuracy.html", "accuracy-summary.md"):
             assert "usual numbers" in (tmp_path / name).read_text() or "all exponents" in (tmp_path / name).read_text()
-        assert capsys.readouterr().out.splitlines()[-1] == "2 passed, 3 failed, 0 skipped"
+        said = capsys.readouterr().out
+        assert said.splitlines()[-1] == "2 passed, 3 failed, 0 skipped"
+        assert "2 operators beyond torch.testing's tolerances" in said
+
+    def test_proposed_tolerances_are_those_of_a_profile(self, tmp_path):
+        """The proposal for exp, which is off by 20 ulp, can be copied into a profile."""
+        assert main(["--target", PLANTED, *"--op exp --variant forward --reports".split(), f"{tmp_path}"]) == 1
+        profile = tmp_path / "p.toml"
+        profile.write_text('[target]\nkind = "cpu"\n\n' + (tmp_path / "accuracy-tolerances.toml").read_text())
+        [entry] = load(profile).tolerances
+        assert (entry.op, entry.dtype, entry.reason) == (
+            ("exp",),
+            ("float32",),
+            "not yet explained: measured by conformance accuracy",
+        )
+        assert 40 * 2**-23 <= entry.rtol <= 1e-5
 
     def test_torch_cpu_has_no_finding(self, tmp_path):
         """Torch CPU has the errors of torch CPU, forward and in gradients."""
