@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from conformance.engine.judge import Judgement, OneAnswer, Terms
 from conformance.engine.rounding import Float64Reference, small_faults
 from conformance.engine.rules import LARGE, TIES, Arguments
 from conformance.engine.target import Target, copy_to_host
+from conformance.record.names import METADATA
 from conformance.sources.trace.references import REFERENCES, WORKSPACE
 from conformance.standalone.moving import (
     copied_to_host,
@@ -85,14 +86,12 @@ class CopiedCall(OneAnswer):
 class TracedCall(CopiedCall):
     """A call of an operator. `args` and `kwargs` hold copies of the inputs on the CPU, as they were before the call.
 
-    `on_host` says whether a result may lie on the CPU. `written` are the arguments that the schema declares as
-    written."""
+    `on_host` says whether a result may lie on the CPU."""
 
     func: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     on_host: bool = False
-    written: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:
@@ -121,8 +120,14 @@ class TracedCall(CopiedCall):
 
     @property
     def is_view(self) -> bool:
-        """Whether the call computes metadata only, so that no content is needed to run it again."""
+        """Whether the call computes metadata only."""
         return is_metadata_only(self.func) and self.func.overloadpacket not in UNWRITTEN | NEEDS_CONTENT
+
+    @property
+    def declared(self) -> frozenset[str]:
+        """The arguments that the schema declares as written."""
+        arguments = self.func._schema.arguments
+        return frozenset(one.name for one in arguments if one.alias_info and one.alias_info.is_write)
 
     @property
     def terms(self) -> Terms:
@@ -146,15 +151,15 @@ class TracedCall(CopiedCall):
         return Arguments(name, first, args, {**self.kwargs, **kwargs}, leaves)
 
     def oracles(self, target: Target) -> Collection[str]:
-        """See `CopiedCall.oracles`. Only the metadata of views, and of random or undefined results, is compared."""
-        return target.facts.oracles - UNSEEN - (VALUES if self.is_view or self.free_content else set())
+        """See `CopiedCall.oracles`. A random or undefined result has no value to compare, but storages must stay."""
+        return target.facts.oracles - UNSEEN - ({"value"} if self.free_content else set())
 
     def widened_by(self, reference: Float64Reference) -> Execution | None:
         """See `CopiedCall.widened_by`."""
         try:
             args, kwargs = reference.send((self.args, self.kwargs))
             args, kwargs = map_leaves((args, kwargs), widened_leaf)
-            return self._run(args, kwargs, self.reference(*args, **kwargs), storage_key, _itself)
+            return self._run(args, kwargs, self.reference(*args, **kwargs))
         except Exception:  # torch CPU may have no kernel for float64
             return None
 
@@ -162,19 +167,16 @@ class TracedCall(CopiedCall):
         """Return torch CPU's answer on the copies. The copies keep their content, also if the operator writes an
         argument that its schema does not declare, as `native_batch_norm` does: its answer in float64 starts from them.
         """
-        args, kwargs = self.args, self.kwargs
-        if not self.is_view:
-            args, kwargs = rebuild((args, kwargs), copied_to_host)
+        args, kwargs = rebuild((self.args, self.kwargs), list if self.is_view else copied_to_host)
         try:
             result = self.reference(*args, **kwargs)
         except Exception as error:
             return Execution((Observation(error=Raised.of(error)),))
-        return self._run(args, kwargs, result, storage_key, _itself)
+        return self._run(args, kwargs, result)
 
     def by_device(self, args: Tree, kwargs: Tree, result: Tree, target: Target) -> Execution:
         """Return the device's answer, fetched. `args`, `kwargs` and `result` are on the device."""
-        fetch = _empty_like if self.is_view else lambda tree: fetched(tree, target)
-        return self._run(args, kwargs, result, target.key, fetch)
+        return self._run(args, kwargs, result, target)
 
     def tensors_of(self, run: Execution) -> dict[str, torch.Tensor]:
         """Return the tensors of a run by name, where it left them: arguments, then results. A run that raised has
@@ -185,14 +187,15 @@ class TracedCall(CopiedCall):
         inputs = tensors_by_name(arguments_by_name(self.func, args, kwargs))
         return inputs | tensors_by_name(names_of(run.outcome, RESULT))
 
-    def _run(
-        self, args: Tree, kwargs: Tree, result: Tree, key: Callable[[torch.Tensor], int], fetch: Callable[[Tree], Tree]
-    ) -> Execution:
-        """Return the run with the observation of results and written arguments, and of the storages of all
-        arguments."""
+    def _run(self, args: Tree, kwargs: Tree, result: Tree, target: Target | None = None) -> Execution:
+        """Return the run with the observation of all arguments and results."""
         inputs = tensors_by_name(arguments_by_name(self.func, args, kwargs))
         compared = result[: WORKSPACE[self.func]] if self.func in WORKSPACE else result
-        seen = observed(inputs, names_of(compared, RESULT), self.written, not self.is_view, key, fetch)
+        seen = observed(inputs, names_of(compared, RESULT), target)
+        if self.free_content:
+            free = {one.alias for name, one in seen.tensors.items() if name.partition("[")[0] in self.declared}
+            kept = {name: storage for name, storage in seen.storages.items() if name not in free}
+            seen = replace(seen, storages=kept)
         return Execution((seen,), outcome=result, inputs=(args, kwargs))
 
 
@@ -202,26 +205,22 @@ def arguments_by_name(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 
 def observed(
-    inputs: Mapping[str, torch.Tensor],
-    results: Mapping[str, Any],
-    written: Collection[str],
-    content: bool,
-    key: Callable[[torch.Tensor], int],
-    fetch: Callable[[Tree], Tree],
+    inputs: Mapping[str, torch.Tensor], results: Mapping[str, Any], target: Target | None = None
 ) -> Observation:
-    """Return the observation of results and of the `written` arguments, and of the storages of all arguments if their
-    `content` counts. `key` tells storages apart, and `fetch` copies a tree to the CPU."""
+    """Return the observation of arguments and results, and of the whole storages of arguments: an operator may write
+    what its schema does not declare. Without a target, all tensors are torch CPU's own, and stay where they are."""
     tensors = {**inputs, **tensors_by_name(results)}
-    host = fetch(tensors)
+    host, key = (tensors, storage_key) if target is None else (fetched(tensors, target), target.key)
+    # Other copies of arguments do not have the strides that the device's tensors have.
+    compared = METADATA if target is None or target.facts.reads_storages else ("dtype", "shape")
     first: dict[int, str] = {}
     seen, storages = dict[str, Seen](), dict[str, torch.Tensor]()
     for name, tensor in tensors.items():
-        alias, value = first.setdefault(key(tensor), name), host[name].detach()
-        if name in inputs and content:
+        alias, value, metadata = first.setdefault(key(tensor), name), host[name].detach(), metadata_of(tensor)
+        if name in inputs:
             storages.setdefault(alias, whole_storage(value))
-        if name in inputs and name.partition("[")[0] not in written:
-            continue
-        seen[name] = Seen(value, metadata_of(tensor), alias, False, None, tensor.device.type)
+            metadata = {fact: metadata[fact] for fact in compared}
+        seen[name] = Seen(value, metadata, alias, False, None, tensor.device.type)
     others = {name: leaf for name, leaf in results.items() if not isinstance(leaf, torch.Tensor)}
     return Observation(seen, others, storages)
 
@@ -248,14 +247,10 @@ assert NEEDS_CONTENT <= METADATA_ONLY
 
 def traced_call(func: Any, args: Tree, kwargs: Mapping[str, Any], target: Target) -> TracedCall:
     """Return the call with its inputs fetched. Raises TypeError for tensors without strides."""
-    written = frozenset(
-        argument.name for argument in func._schema.arguments if argument.alias_info and argument.alias_info.is_write
-    )
-    result = TracedCall(func, args, dict(kwargs), written=written)
+    result = TracedCall(func, args, dict(kwargs))
     devices = {tensor.device.type for tensor in result.tensors.values()}
     result.on_host = not devices or "cpu" in devices or "cpu" in str(kwargs.get("device", ""))
-    fetch = _empty_like if result.is_view else lambda tree: fetched(tree, target)
-    result.args, result.kwargs = map_leaves(fetch((result.args, result.kwargs)), on_cpu)
+    result.args, result.kwargs = map_leaves(fetched((result.args, result.kwargs), target), on_cpu)
     return result
 
 
@@ -264,21 +259,6 @@ def fetched(tree: Tree, target: Target) -> Tree:
     if not target.facts.reads_storages:
         return map_tensors(tree, lambda tensor: tensor.detach().cpu().clone())
     return rebuild(tree, functools.partial(copy_to_host, target), flatten=target.flatten)
-
-
-def _empty_like(tree: Tree) -> Tree:
-    """Return the tree with CPU tensors of the same geometry, and with storages of the same sizes without content."""
-    return rebuild(tree, list, flatten=_empty)
-
-
-def _empty(tensor: torch.Tensor) -> torch.Tensor:
-    count = tensor.untyped_storage().nbytes()
-    size, rest = divmod(count, tensor.element_size())
-    return torch.empty(count, dtype=torch.uint8) if rest else torch.empty(size, dtype=tensor.dtype)
-
-
-def _itself(tree: Tree) -> Tree:
-    return tree
 
 
 def on_cpu(leaf: Any) -> Any:

@@ -33,7 +33,7 @@ from conformance.sources.trace.call import RESULT, VALUES, CopiedCall, NodeCall,
 from conformance.sources.trace.faults import Fault
 from conformance.sources.trace.mode import Tally, Tracing
 from conformance.sources.trace.places import BACKWARD, FORWARD, SourceLine, is_of_user
-from conformance.standalone.moving import copied_to_host, map_leaves, map_tensors, rebuild, storage_key, tensors
+from conformance.standalone.moving import copied_to_host, map_leaves, map_tensors, rebuild, tensors
 from conformance.standalone.observation import Observation, Raised, names_of, tensors_by_name
 from conformance.standalone.oracles import Mismatch
 from conformance.standalone.torch_compat import DRAWS_NUMBERS, compile_wrappers
@@ -102,8 +102,7 @@ class GraphCall(CopiedCall):
 
     def by_compiler(self, inputs: Mapping[str, Any], results: Mapping[str, Any], target: Target) -> Execution:
         """Return the answer of the compiled graph, fetched."""
-        seen = observed(tensors_by_name(inputs), results, (), True, target.key, lambda tree: fetched(tree, target))
-        return Execution((seen,))
+        return Execution((observed(tensors_by_name(inputs), results, target),))
 
     def _run(self, graph: torch.fx.GraphModule, args: list[Any], cotangents: list[Any] | None) -> Execution:
         named, inputs = dict(zip(self.names, args)), dict[str, torch.Tensor]()
@@ -112,7 +111,7 @@ class GraphCall(CopiedCall):
                 results, inputs = names_of(graph(*args), RESULT), tensors_by_name(named)
         else:
             results = gradients(graph, named, self.wanted, cotangents)
-        return Execution((observed(inputs, results, (), True, storage_key, lambda tree: tree),), outcome=results)
+        return Execution((observed(inputs, results),), outcome=results)
 
 
 def gradients(

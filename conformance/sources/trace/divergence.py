@@ -24,7 +24,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from conformance.engine.executor import Execution
 from conformance.engine.rounding import AS_GOOD, relative_error
 from conformance.engine.target import Target
-from conformance.sources.trace.call import RESULT, TracedCall, fetched, widened_leaf
+from conformance.sources.trace.call import RESULT, TracedCall, widened_leaf
 from conformance.sources.trace.faults import Fault
 from conformance.sources.trace.places import Site, SourceLine
 from conformance.standalone.moving import leaves, map_leaves, storage_key, whole_storage
@@ -109,16 +109,18 @@ class Divergence:
             return
         target, got, there = site.target, run.last, call.tensors_of(run)
         pairs = list(zip(leaves(run.inputs), leaves((call.args, call.kwargs)), strict=True))
-        mine = {
-            id(tensor): self._shadow(tensor, copy, call, target) for tensor, copy in pairs if _is_on(tensor, target)
-        }
+        mine = {id(tensor): self._shadow(tensor, copy) for tensor, copy in pairs if _is_on(tensor, target)}
         bound = max((shadow.bound for shadow in mine.values()), default=0.0)
         if not call.is_view:
             sides = None if call.free_content else self._run(call, pairs, mine)
-            inputs = {name: there[name] for name in call.tensors}
-            results = {name: tensor for name, tensor in there.items() if name not in inputs}
+            before = call.tensors
+            results = {name: tensor for name, tensor in there.items() if name not in before}
             self._keep(results, sides, got, target, mine)
-            written = {name: input_ for name, input_ in inputs.items() if name.partition("[")[0] in call.written}
+            written = {
+                name: there[name]
+                for name, copy in before.items()
+                if name.partition("[")[0] in call.declared or not torch.equal(copy, got.tensors[name].value)
+            }
             if sides is None:
                 self._follow_device(written, got)
             else:
@@ -126,13 +128,13 @@ class Divergence:
         if self.number % PURGED == 0:
             self.shadows = {key: shadow for key, shadow in self.shadows.items() if not shadow.storage.expired()}
 
-    def _shadow(self, tensor: torch.Tensor, copy: torch.Tensor, call: TracedCall, target: Target) -> Shadow:
+    def _shadow(self, tensor: torch.Tensor, copy: torch.Tensor) -> Shadow:
         """Return the shadow of a tensor's storage; a new one has the device's content before the call."""
         key = storage_key(tensor)
         known = self.shadows.get(key)
         if known is not None and not known.storage.expired() and known.narrow.dtype is tensor.dtype:
             return known
-        self.shadows[key] = Shadow.of(tensor, fetched(tensor.detach(), target) if call.is_view else copy.detach())
+        self.shadows[key] = Shadow.of(tensor, copy.detach())
         return self.shadows[key]
 
     def _run(
@@ -147,7 +149,7 @@ class Divergence:
                     for one, copy in pairs
                 )
                 args, kwargs = map_leaves((call.args, call.kwargs), lambda leaf: next(values))  # noqa: B023
-                sides.append(names_of(call.func(*args, **kwargs), RESULT))
+                sides.append(names_of(call.reference(*args, **kwargs), RESULT))
         except Exception:  # torch CPU may have no kernel for float64; the results start again from the device's content
             return None
         return sides[0], sides[1]

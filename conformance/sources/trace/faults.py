@@ -125,7 +125,7 @@ class Faults:
             kind = torch.complex128 if right.is_complex() or wrong.is_complex() else torch.float64
             error = wrong.to(kind) - right.to(kind)
             norm = float(error.norm())
-            relative = norm / float(right.norm()) if norm else 0.0
+            relative = norm / float(right.to(kind).norm()) if norm else 0.0
             fault.error = max(fault.error, math.inf if math.isnan(relative) else relative)
             tensor = there.get(mismatch.where)
             if tensor is None or tensor.shape != error.shape or fault.phase == BACKWARD:

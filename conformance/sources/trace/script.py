@@ -86,7 +86,7 @@ def _step(call: TracedCall, args: list[Json], kwargs: Mapping[str, Json]) -> Ste
     else:
         kind = "op_db.many" if is_row else "op_db"
         out = tuple(f"{RESULT}_{at}" for at in range(many)) if is_row else (RESULT,) * bool(many)
-    if call.written and call.func._schema.arguments[0].name in call.written and not is_row:
+    if call.func._schema.arguments[0].name in call.declared and not is_row:
         kind = "op_db.function.inplace"
     return Step(f"{kind}:ops.{call.name}", tuple(args), kwargs, out)
 
