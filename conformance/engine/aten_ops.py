@@ -117,10 +117,13 @@ METADATA_ONLY = frozenset(
 class Tagged(TorchDispatchMode):
     """Records whether a called aten op has one of these torch tags."""
 
+    supports_higher_order_operators = True
+    """See TorchDispatchMode: without this, operators of functions, such as `cond`, raise. They have no tags."""
+
     def __init__(self, tags: Collection[torch.Tag]) -> None:
         super().__init__()
         self.tags, self.seen = tags, False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen |= any(tag in func.tags for tag in self.tags)
+        self.seen |= any(tag in getattr(func, "tags", ()) for tag in self.tags)
         return func(*args, **(kwargs or {}))

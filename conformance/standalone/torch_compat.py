@@ -59,7 +59,7 @@ ON_USE: dict[str, str] = _since(
     ">=2.9",
     {
         "torch": "_TorchCompileInductorWrapper _TorchCompileWrapper",
-        "torch._decomp": "core_aten_decompositions",
+        "torch._decomp": "core_aten_decompositions decomposition_table",
         "torch._dynamo": "disable list_backends reset",
         "torch._dynamo.backends.registry": "lookup_backend",
         "torch._dynamo.utils": "counters",
@@ -247,6 +247,11 @@ def fake_tensor_mode() -> Any:
 def forget_fake_calls() -> None:
     """Empty the cache of call results in fake tensors."""
     lookup("torch._subclasses.fake_tensor:FakeTensorMode").cache_clear()
+
+
+def decompositions() -> Mapping[Any, Callable[..., Any]]:
+    """Return all decompositions of operators that are registered, by overload."""
+    return lookup("torch._decomp:decomposition_table")  # type: ignore[no-any-return]
 
 
 def core_decompositions() -> Any:

@@ -140,10 +140,11 @@ class Trace:
             yield from self.mode.divergence.lines()
         wrong = counted(len(self.faults), "wrong operator") if self.faults else "no wrong operator"
         unjudged = self.unjudged_calls
-        if unjudged and not self.faults:
+        if unjudged:
             count, more = sum(unjudged.values()), len(unjudged) - MOST_NAMED
             named = ", ".join(list(unjudged)[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-            wrong = f"no verdict, since {count:,} of {count + self.judged:,} calls were not judged, of {named}"
+            left = f"{count:,} of {count + self.judged:,} calls were not judged, of {named}"
+            wrong = f"{wrong}; {left}" if self.faults else f"no verdict, since {left}"
         yield f"{counted(self.judged, 'call')} judged on {', '.join(self.devices) or 'no device'}: {wrong}"
 
     @property

@@ -19,7 +19,7 @@ from conformance.engine.rounding import Float64Reference, small_faults
 from conformance.engine.rules import LARGE, TIES, Arguments
 from conformance.engine.target import Target, copy_to_host
 from conformance.record.names import METADATA
-from conformance.sources.trace.references import REFERENCES, WORKSPACE
+from conformance.sources.trace.references import WORKSPACE, reference_of
 from conformance.standalone.moving import (
     copied_to_host,
     map_leaves,
@@ -46,11 +46,14 @@ UNWRITTEN = frozenset(
     getattr(torch.ops.aten, name)
     for name in (
         *("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted", "resize_"),
-        *("empty_quantized", "_efficientzerotensor"),
+        *("empty_quantized", "_efficientzerotensor", "_fused_sdp_choice"),
     )
     if hasattr(torch.ops.aten, name)
 )
-"""Operators whose result has no defined content."""
+"""Operators whose result has no defined content. Each device chooses its kernel of attention."""
+
+NO_DRAWS = (("dropout_p", 0), ("train", False), ("training", False))
+"""Arguments, each with the value for which an operator draws no numbers, although its tags say that it may."""
 
 CHOOSES = frozenset({"sort", "topk", "kthvalue", "median", "nanmedian", "mode", "max", "min", "argsort", "msort"})
 """Operators that may return the index of any of several equal elements."""
@@ -105,13 +108,22 @@ class TracedCall(CopiedCall):
 
     @property
     def reference(self) -> Callable[..., Any]:
-        """The function that computes torch CPU's answer: the operator, or its formula if torch CPU lacks it."""
-        return REFERENCES.get(self.func, self.func)
+        """The function that computes torch CPU's answer: the operator, or a formula if torch CPU lacks it."""
+        return reference_of(self.func)
+
+    @property
+    def is_formula(self) -> bool:
+        """Whether torch CPU lacks the operator, and a formula computes its answer."""
+        return self.reference is not self.func
 
     @property
     def draws(self) -> bool:
-        """Whether the operator draws random numbers."""
-        return any(tag in self.func.tags for tag in DRAWS_NUMBERS)
+        """Whether the call draws random numbers. Without dropout, attention does not, although its operators may."""
+        if not any(tag in self.func.tags for tag in DRAWS_NUMBERS):
+            return False
+        given = {argument.name: argument.default_value for argument in self.func._schema.arguments}
+        given |= arguments_by_name(self.func, self.args, self.kwargs)
+        return not any(name in given and given[name] == value for name, value in NO_DRAWS)
 
     @property
     def free_content(self) -> bool:
@@ -151,8 +163,11 @@ class TracedCall(CopiedCall):
         return Arguments(name, first, args, {**self.kwargs, **kwargs}, leaves)
 
     def oracles(self, target: Target) -> Collection[str]:
-        """See `CopiedCall.oracles`. A random or undefined result has no value to compare, but storages must stay."""
-        return target.facts.oracles - UNSEEN - ({"value"} if self.free_content else set())
+        """See `CopiedCall.oracles`. A random or undefined result has no value to compare, but storages must stay. A
+        formula does not define strides."""
+        left_open = {"value"} if self.free_content else set()
+        left_open |= {"stride", "storage_offset", "contiguity"} if self.is_formula else set()
+        return target.facts.oracles - UNSEEN - left_open
 
     def widened_by(self, reference: Float64Reference) -> Execution | None:
         """See `CopiedCall.widened_by`."""
@@ -189,9 +204,11 @@ class TracedCall(CopiedCall):
 
     def _run(self, args: Tree, kwargs: Tree, result: Tree, target: Target | None = None) -> Execution:
         """Return the run with the observation of all arguments and results."""
-        inputs = tensors_by_name(arguments_by_name(self.func, args, kwargs))
+        arguments = arguments_by_name(self.func, args, kwargs)
         compared = result[: WORKSPACE[self.func]] if self.func in WORKSPACE else result
-        seen = observed(inputs, names_of(compared, RESULT), target)
+        if wanted := arguments.get("grad_input_mask"):  # others may hold anything
+            compared = [one if is_wanted else None for one, is_wanted in zip(compared, wanted)]
+        seen = observed(tensors_by_name(arguments), names_of(compared, RESULT), target)
         if self.free_content:
             free = {one.alias for name, one in seen.tensors.items() if name.partition("[")[0] in self.declared}
             kept = {name: storage for name, storage in seen.storages.items() if name not in free}

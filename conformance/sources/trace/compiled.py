@@ -278,7 +278,9 @@ class _Backward:
             if self.watches and isinstance(leaf, torch.Tensor) and leaf.requires_grad:
                 leaf.register_hook(lambda grad, at=at: self._came(at, grad))
 
-    def _came(self, at: int, grad: torch.Tensor) -> None:
+    def _came(self, at: int, grad: torch.Tensor | None) -> None:
+        if grad is None:  # an output that does not affect the loss
+            return
         with self.compiled.mode.paused():
             self.cotangents[at] = fetched(grad.detach(), self.graph.device)
 
@@ -446,9 +448,13 @@ def place_of(node: torch.fx.Node) -> SourceLine:
 
 
 def _with_constants(graph: torch.fx.GraphModule, other: Callable[[Any], Any]) -> torch.fx.GraphModule:
-    """Return a copy of the graph with other constants. A backend may change the original."""
+    """Return a copy of the graph with other constants, also in the graphs that it passes to operators such as `cond`. A
+    backend may change the original."""
     result = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))
     for node in result.graph.nodes:
         node.args, node.kwargs = map_leaves((tuple(node.args), dict(node.kwargs)), other)
+        inner = getattr(result, str(node.target), None) if node.op == "get_attr" else None
+        if isinstance(inner, torch.fx.GraphModule):
+            setattr(result, str(node.target), _with_constants(inner, other))
     result.recompile()
     return result

@@ -114,7 +114,7 @@ class Divergence:
         if not call.is_view:
             sides = None if call.free_content else self._run(call, pairs, mine)
             before = call.tensors
-            results = {name: tensor for name, tensor in there.items() if name not in before}
+            results = {name: there[name] for name in got.tensors if name not in before}
             self._keep(results, sides, got, target, mine)
             written = {
                 name: there[name]

@@ -80,6 +80,9 @@ class Tally:
 class Tracing(TorchDispatchMode):
     """The mode. `target` restricts it to the target's device; without one, it traces every device but the CPU."""
 
+    supports_higher_order_operators = True
+    """See TorchDispatchMode: without this, operators of functions, such as `cond`, raise under the mode."""
+
     def __init__(self, target: Target | None, options: Options, progress: Callable[[Tracing], None]) -> None:
         super().__init__()
         self.options, self.progress, self.only = options, progress, target
@@ -119,13 +122,16 @@ class Tracing(TorchDispatchMode):
             with self.paused():
                 self._note_loss(args[0], sys._getframe(1))
         device = self._device(args, kwargs)
-        if device is None or not isinstance(func, OVERLOAD) or in_compiled_backward():
+        if device is None or in_compiled_backward():
             return func(*args, **kwargs)
         with self._lock, self.paused():
             self.faults.attach(self.outside)
             place, phase = self.places.find(sys._getframe(1))
             tally = self.tallies.setdefault((str(func), phase), Tally())
             judged = self.selects(str(func), tally)
+            if not isinstance(func, OVERLOAD):
+                tally.unjudged["an operator of functions"] += judged
+                return func(*args, **kwargs)
             if not judged and self.divergence is None:
                 return func(*args, **kwargs)
             return self._traced(func, args, kwargs, Site(place, phase, self.target(device)), tally, judged)
@@ -163,7 +169,7 @@ class Tracing(TorchDispatchMode):
             same = got.last.error is not None
             tally.unjudged[BOTH_RAISE if same else f"torch CPU raises {_line(want.last.error)}"] += 1
             return
-        if call.func in WORKSPACE and stores_known_workspace(call, want, got, site.target):
+        if call.func in READS_WORKSPACE.values() and stores_known_workspace(call, want, got, site.target):
             self.known_workspaces.add((call.func, site.target.spec))
         if mismatches := tally.judge(call, want, got, site.target):
             fault = self.faults.add(call, site, mismatches[0])

@@ -26,7 +26,6 @@ from conformance.program.verdict import Verdict
 from conformance.record.errors import DeviceLost, TargetError
 from conformance.sources.trace.call import RESULT, NodeCall, TracedCall
 from conformance.sources.trace.faults import Fault
-from conformance.sources.trace.references import REFERENCES
 from conformance.standalone.moving import storage_key, whole_storage
 from conformance.standalone.observation import names_of
 
@@ -72,7 +71,7 @@ def programs_of(call: TracedCall | NodeCall) -> Iterator[Program]:
 
 def _step(call: TracedCall, args: list[Json], kwargs: Mapping[str, Json]) -> Step:
     """Return the step that calls the operator by its path below `torch`."""
-    if call.func in REFERENCES:
+    if call.is_formula:
         raise Unwritable(f"torch CPU has no kernel of {call.name}, and the trace compared it with its formula")
     result = call.by_cpu()
     if result.last.error is not None:
