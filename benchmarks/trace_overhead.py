@@ -1,8 +1,8 @@
-"""Cost of `conformance.trace`: a training step of GPT-2 under the trace against the plain step on torch CPU.
+"""Cost of `conformance.trace`: a training step of GPT-2 under the trace against the plain step on the same device.
 
-With the target `cpu` the device itself costs nothing, so the ratio is the cost of the trace: the second computation,
-the copies and the comparison. Times are processor times of one thread, medians of the steps after the first. With
-``--device tiny`` the step runs on tiny, whose kernels are computed one by one under the trace.
+On the device `cpu` the ratio is the cost of the second computation, the copies and the comparison. With
+``--device tiny`` the step runs on tiny, whose kernels are computed one by one under the trace. Times are processor
+times of one thread, medians of the steps after the first. The plain step runs eight times before: tiny replays it then.
 
 Usage: ``python benchmarks/trace_overhead.py [--blocks N] [--steps N] [--device tiny] [--divergence]``; see --help
 """
@@ -25,18 +25,18 @@ import conformance
 from tests.sources.trace.models import Gpt2
 
 
-def seconds(step: Callable[[], None], count: int) -> float:
-    """Return the median processor time of `count` steps after a first one."""
+def seconds(step: Callable[[], None], count: int, before: int = 1) -> float:
+    """Return the median processor time of `count` steps after `before` others."""
     times = []
-    for _ in range(count + 1):
+    for _ in range(before + count):
         start = time.process_time()
         step()
         times.append(time.process_time() - start)
-    return statistics.median(times[1:])
+    return statistics.median(times[before:])
 
 
 def step_of(args: argparse.Namespace, device: str) -> Callable[[], None]:
-    """Return a training step: loss, gradients, AdamW."""
+    """Return a training step: loss, gradients, AdamW. It reads the loss, which a lazy device must compute for that."""
     torch.manual_seed(0)
     net = Gpt2(args.vocabulary, args.width, args.width // 64, args.blocks, args.tokens).to(device)
     tokens = torch.randint(0, args.vocabulary, (1, args.tokens + 1)).to(device)
@@ -44,8 +44,10 @@ def step_of(args: argparse.Namespace, device: str) -> Callable[[], None]:
 
     def step() -> None:
         optimizer.zero_grad()
-        F.cross_entropy(net(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        loss = F.cross_entropy(net(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
         optimizer.step()
+        loss.item()
 
     return step
 
@@ -64,7 +66,7 @@ def main() -> None:
     if args.device == "tiny":
         importlib.import_module("conformance.backend")
     torch.set_num_threads(1)
-    plain = seconds(step_of(args, "cpu"), args.steps)
+    plain = seconds(step_of(args, args.device), args.steps, before=8)
     step = step_of(args, args.device)
     with conformance.trace(args.device, divergence=args.divergence) as report:
         traced = seconds(step, args.steps)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import runpy
 import sys
 import sysconfig
 import traceback
@@ -16,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 _SPECS = [find_spec(name) for name in ("torch", "conformance")]  # without importing torch
 _PACKAGES = tuple(str(Path(spec.origin).parent) for spec in _SPECS if spec is not None and spec.origin)
@@ -33,11 +33,15 @@ def run_script(script: Path, arguments: Sequence[str], inside: AbstractContextMa
     """Run a script as `python SCRIPT ARGUMENTS` does, in the context `inside`. Return why it failed, in one sentence,
     or the empty string. A fork that the script leaves behind ends as it does without this function. Raises
     KeyboardInterrupt."""
-    before, process = (sys.argv, [*sys.path]), os.getpid()
-    sys.argv, sys.path[:0] = [str(script), *arguments], [str(script.parent.resolve())]
+    before, process = (sys.modules["__main__"], sys.argv, [*sys.path]), os.getpid()
+    main = ModuleType("__main__")
+    main.__file__ = os.path.abspath(script)
+    sys.modules["__main__"], sys.argv = main, [str(script), *arguments]
+    sys.path.insert(0, str(script.parent.resolve()))
     try:
         with _restored_streams(), inside or nullcontext():
-            runpy.run_path(str(script), run_name="__main__")
+            code = compile(script.read_bytes(), main.__file__, "exec", dont_inherit=True)
+            exec(code, main.__dict__)  # noqa: S102 - the user asks for it
             if os.getpid() != process:
                 sys.exit()
         return ""
@@ -48,7 +52,7 @@ def run_script(script: Path, arguments: Sequence[str], inside: AbstractContextMa
             raise
         return _ending(script, error)
     finally:
-        sys.argv, sys.path[:] = before
+        sys.modules["__main__"], sys.argv, sys.path[:] = before
 
 
 def _ending(script: Path, error: BaseException) -> str:
