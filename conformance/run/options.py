@@ -225,6 +225,10 @@ _BY_GROUP: Mapping[str, Mapping[str, Flag]] = {
         "batch": Flag("dimension that the check batch splits; may be repeated", arguments=_many("NAME=DIM")),
         "every": Flag("only each N-th call of an operator (default: 1)", arguments=_value(at_least_one, "N", 1)),
         "divergence": Flag("also compare with a free run of torch CPU, and tell where the two part", arguments=_SWITCH),
+        "nonfinite": Flag(
+            "find operators that make nan or inf out of finite inputs, on any device, without torch CPU",
+            arguments=_SWITCH,
+        ),
         "training-steps": Flag(
             "only these steps of the script's optimizers, counted from 1 (default: all)",
             arguments=_value(steps_range, "MIN..MAX"),

@@ -27,7 +27,7 @@ from conformance.sources.trace.api import Trace, device_target
 from conformance.sources.trace.compiled import SECONDS
 from conformance.sources.trace.mode import Options
 
-FLAGS = ("target", "env", "op", "every", "training-steps", "divergence", "strict", "check-scripts",
+FLAGS = ("target", "env", "op", "every", "training-steps", "divergence", "nonfinite", "strict", "check-scripts",
          "reports")  # fmt: skip
 BUDGET = 60.0
 """Usual time in seconds for running the scripts of the findings."""
@@ -55,7 +55,8 @@ def _traced(command: str, args: argparse.Namespace, words: Sequence[str]) -> int
     console = Console(stderr=True)
     said, stopped = "", 0
     with _progress(console, args.script.name) as progress:
-        tracer = Trace(target, Options(args.every, tuple(args.op), args.training_steps, args.divergence), progress)
+        selection = args.every, tuple(args.op), args.training_steps
+        tracer = Trace(target, Options(*selection, args.divergence, args.nonfinite), progress)
         try:
             said = run_script(args.script, args.arguments, tracer.active())
         except KeyboardInterrupt:

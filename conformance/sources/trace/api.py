@@ -103,7 +103,10 @@ class Trace:
         self.compiled.attribute(seconds)
 
     def write_scripts(self, folder: Path | None = None) -> None:
-        """Minimize the smallest wrong call of each fault and keep its script, also as a file of the folder, if any."""
+        """Minimize the smallest wrong call of each fault and keep its script, also as a file of the folder, if any. A
+        script compares with torch CPU, so nan and inf have none."""
+        if self.options.nonfinite:
+            return
         ranked = [self.mode.faults.ranked(phase) for phase in PHASES]
         most = max(map(len, ranked), default=0)
         order = [faults[at] for at in range(most) for faults in ranked if at < len(faults)]
@@ -124,8 +127,7 @@ class Trace:
         for phase in PHASES:
             faults = self.mode.faults.ranked(phase)
             if faults:
-                verb = "operator is" if len(faults) == 1 else "operators are"
-                yield f"{phase}: {len(faults)} {verb} wrong"
+                yield f"{phase}: {self._found(len(faults))}"
             for fault in faults:
                 tally = self.mode.tallies[fault.group or fault.name, phase]
                 unit = f"calls of {fault.group}" if fault.group else "calls"
@@ -138,7 +140,7 @@ class Trace:
         yield from self.notes()
         if self.mode.divergence is not None:
             yield from self.mode.divergence.lines()
-        wrong = counted(len(self.faults), "wrong operator") if self.faults else "no wrong operator"
+        wrong = self._verdict()
         unjudged = self.unjudged_calls
         if unjudged:
             count, more = sum(unjudged.values()), len(unjudged) - MOST_NAMED
@@ -146,6 +148,20 @@ class Trace:
             left = f"{count:,} of {count + self.judged:,} calls were not judged, of {named}"
             wrong = f"{wrong}; {left}" if self.faults else f"no verdict, since {left}"
         yield f"{counted(self.judged, 'call')} judged on {', '.join(self.devices) or 'no device'}: {wrong}"
+
+    def _found(self, count: int) -> str:
+        """Return what was found about a number of operators."""
+        what = "nan or inf out of finite inputs"
+        if count == 1:
+            return f"1 operator makes {what}" if self.options.nonfinite else "1 operator is wrong"
+        return f"{count} operators make {what}" if self.options.nonfinite else f"{count} operators are wrong"
+
+    def _verdict(self) -> str:
+        """Return the verdict about the judged calls."""
+        first = next(iter(self.mode.faults.in_order), None)
+        if not self.options.nonfinite:
+            return counted(len(self.faults), "wrong operator") if first else "no wrong operator"
+        return f"the first nan or inf is that of {first.name}, {first.place}" if first else "no nan or inf"
 
     @property
     def unjudged_calls(self) -> dict[str, int]:
@@ -219,6 +235,7 @@ def trace(
     operators: Iterable[str] = (),
     steps: tuple[int, int] | None = None,
     divergence: bool = False,
+    nonfinite: bool = False,
     progress: Callable[[Trace], None] = lambda trace: None,
 ) -> Iterator[Trace]:
     """Judge each operator that a device runs inside the block: torch CPU computes the same call on copies of its
@@ -227,13 +244,16 @@ def trace(
     `target` is the spec of a target with a device; without it, every device but the CPU is traced. `every` judges only
     each n-th call of an operator, `operators` only operators that match one of these patterns (`aten.add*`), and
     `steps` only training steps from the first to the last, counted from 1 by the steps of optimizers. `divergence` also
-    compares the run with a free run of torch CPU, and tells where the two part. `progress` is
-    called after each judged call.
+    compares the run with a free run of torch CPU, and tells where the two part. With `nonfinite`, calls are not
+    compared with torch CPU: the faults are operators that make nan or inf out of finite inputs, on any device, the CPU
+    included. `progress` is called after each judged call.
 
     Raises UsageError for a target that transforms functions instead of having a device, and TargetError.
     """
     tracer = Trace(
-        device_target(target) if target else None, Options(every, tuple(operators), steps, divergence), progress
+        device_target(target) if target else None,
+        Options(every, tuple(operators), steps, divergence, nonfinite),
+        progress,
     )
     with tracer.active():
         yield tracer

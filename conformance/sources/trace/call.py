@@ -5,6 +5,7 @@ Defines `TracedCall`. The device has run the call in the user's script; torch CP
 
 from __future__ import annotations
 
+import cmath
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from conformance.record.names import METADATA
 from conformance.sources.trace.references import WORKSPACE, reference_of
 from conformance.standalone.moving import (
     copied_to_host,
+    leaves,
     map_leaves,
     map_tensors,
     rebuild,
@@ -30,7 +32,7 @@ from conformance.standalone.moving import (
     whole_storage,
 )
 from conformance.standalone.observation import Observation, Raised, Seen, metadata_of, names_of, tensors_by_name
-from conformance.standalone.oracles import Mismatch
+from conformance.standalone.oracles import Mismatch, show
 from conformance.standalone.rounding import widened
 from conformance.standalone.torch_compat import DRAWS_NUMBERS
 
@@ -71,6 +73,18 @@ class CopiedCall(OneAnswer):
     def widened_by(self, reference: Float64Reference) -> Execution | None:
         """Return torch CPU's answer on the inputs that `reference` sends; None if it has none."""
         raise NotImplementedError
+
+    def inputs(self) -> list[Any]:
+        """Return the tensors and numbers that the call reads."""
+        raise NotImplementedError
+
+    def made_nonfinite(self, got: Execution) -> list[Mismatch]:
+        """Return a difference for each tensor of the target's run in which the call put nan or inf, although all inputs
+        are finite."""
+        if not all(map(is_finite, self.inputs())):
+            return []
+        made = ((name, seen.value) for name, seen in got.last.tensors.items() if not is_finite(seen.value))
+        return [_nonfinite(name, value) for name, value in made]
 
     def in_float64(self, mismatches: Sequence[Mismatch], expected: Observation) -> Execution | None:
         """Return torch CPU's answer in float64; None if it has none."""
@@ -150,6 +164,16 @@ class TracedCall(CopiedCall):
     @property
     def _dim(self) -> Any:
         return arguments_by_name(self.func, self.args, self.kwargs).get("dim", -1)
+
+    def inputs(self) -> list[Any]:
+        """See `CopiedCall.inputs`. The call does not read what it only writes."""
+        outs = {argument.name for argument in self.func._schema.arguments if argument.is_out}
+        arguments = arguments_by_name(self.func, self.args, self.kwargs)
+        return leaves([value for name, value in arguments.items() if name not in outs])
+
+    def made_nonfinite(self, got: Execution) -> list[Mismatch]:
+        """See `CopiedCall.made_nonfinite`. New memory may hold anything."""
+        return [] if self.func.overloadpacket in UNWRITTEN else super().made_nonfinite(got)
 
     def names_of_inputs(self) -> Collection[str]:
         """Return the names of the arguments."""
@@ -276,6 +300,22 @@ def fetched(tree: Tree, target: Target) -> Tree:
     if not target.facts.reads_storages:
         return map_tensors(tree, lambda tensor: tensor.detach().cpu().clone())
     return rebuild(tree, functools.partial(copy_to_host, target), flatten=target.flatten)
+
+
+def is_finite(leaf: Any) -> bool:
+    """Whether a tensor or a number contains neither nan nor inf; true for all else."""
+    if isinstance(leaf, (float, complex)):
+        return cmath.isfinite(leaf)
+    return not isinstance(leaf, torch.Tensor) or bool(leaf.detach().isfinite().all())
+
+
+def _nonfinite(name: str, value: torch.Tensor) -> Mismatch:
+    """Return the difference of a tensor with elements that are not finite from one without."""
+    wrong = ~value.isfinite()
+    at = tuple(wrong.nonzero()[0].tolist())
+    where = f"at {at}: expected a finite number, got {value[at].item()}" if at else "of a 0-dim tensor"
+    detail = f"{int(wrong.sum())} of {value.numel()} elements differ (finite), first {where}"
+    return Mismatch("value", name, "a finite number" if not at else "finite numbers", show(value), detail)
 
 
 def on_cpu(leaf: Any) -> Any:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,7 +34,7 @@ from conformance.sources.trace.call import RESULT, VALUES, CopiedCall, NodeCall,
 from conformance.sources.trace.faults import Fault
 from conformance.sources.trace.mode import Tally, Tracing
 from conformance.sources.trace.places import BACKWARD, FORWARD, SourceLine, is_of_user
-from conformance.standalone.moving import copied_to_host, map_leaves, map_tensors, rebuild, tensors
+from conformance.standalone.moving import copied_to_host, leaves, map_leaves, map_tensors, rebuild, tensors
 from conformance.standalone.observation import Observation, Raised, names_of, tensors_by_name
 from conformance.standalone.oracles import Mismatch
 from conformance.standalone.torch_compat import DRAWS_NUMBERS, compile_wrappers
@@ -67,6 +68,10 @@ class GraphCall(CopiedCall):
     def terms(self) -> Terms:
         """Rounding may dominate a result."""
         return Terms(rules=(LARGE,))
+
+    def inputs(self) -> list[Any]:
+        """See `CopiedCall.inputs`."""
+        return leaves((self.args, self.cotangents))
 
     def names_of_inputs(self) -> Sequence[str]:
         """Return the names of the inputs."""
@@ -222,6 +227,15 @@ class Compiled:
     ) -> None:
         """Judge the results of a call of a compiled graph, or its gradients."""
         tally = self.mode.tallies.setdefault((graph.name, phase), Tally())
+        if self.mode.options.nonfinite:
+            tally.judged += 1
+            if made := call.made_nonfinite(call.by_compiler(inputs, results, graph.device)):
+                place = graph.place
+                fault = Fault(graph.name, phase, place, made[0], None, graph.device, graph.name, graph.compiler)
+                fault.wrong, fault.error = 1, math.inf
+                self.mode.faults.insert(fault)
+            self.progress()
+            return
         want = call.by_cpu()
         if want.last.error is not None:
             tally.unjudged[f"torch CPU raises {want.last.error.kind}: {want.last.error.text}"[:120]] += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import math
 import sys
 import threading
 from collections import Counter
@@ -50,12 +51,14 @@ BOTH_RAISE = "both raise"
 @dataclass(frozen=True)
 class Options:
     """Selection of calls: every n-th call of an operator in a phase, operators by patterns, and training steps from
-    the first to the last, counted from 1. With `divergence`, the run is also compared with a free run of torch CPU."""
+    the first to the last, counted from 1. With `divergence`, the run is also compared with a free run of torch CPU.
+    With `nonfinite`, calls are not compared with torch CPU, but searched for nan and inf out of finite inputs."""
 
     every: int = 1
     operators: tuple[str, ...] = ()
     steps: tuple[int, int] | None = None
     divergence: bool = False
+    nonfinite: bool = False
 
 
 @dataclass
@@ -78,7 +81,8 @@ class Tally:
 
 
 class Tracing(TorchDispatchMode):
-    """The mode. `target` restricts it to the target's device; without one, it traces every device but the CPU."""
+    """The mode. `target` restricts it to the target's device; without one, it traces every device but the CPU, which is
+    the reference. The search for nan and inf needs none, so it traces the CPU, too."""
 
     supports_higher_order_operators = True
     """See TorchDispatchMode: without this, operators of functions, such as `cond`, raise under the mode."""
@@ -163,6 +167,12 @@ class Tracing(TorchDispatchMode):
         return result
 
     def _judge(self, call: TracedCall, got: Execution, site: Site, tally: Tally) -> None:
+        if self.options.nonfinite:
+            tally.judged += 1
+            if made := call.made_nonfinite(got):
+                self.faults.add(call, site, made[0]).error = math.inf
+            self.progress(self)
+            return
         with _undisturbed(call):
             want = call.by_cpu()
         if want.last.error is not None:
@@ -196,7 +206,9 @@ class Tracing(TorchDispatchMode):
         return device.type if isinstance(device, torch.device) and self._traces(device.type) else None
 
     def _traces(self, device: str) -> bool:
-        return device in self.targets if self.only is not None else device not in ("cpu", "meta")
+        if self.only is not None:
+            return device in self.targets
+        return device != "meta" and (device != "cpu" or self.options.nonfinite)
 
     def target(self, device: str) -> Target:
         """Return the target of a device of the script."""

@@ -107,6 +107,20 @@ def test_a_right_device_passes(traced):
     assert "calls judged on toy: no wrong operator\n" in ran.stdout
 
 
+def test_nan_and_inf_are_found_without_a_reference(traced, tmp_path):
+    """`--nonfinite` has exit code 1 and names the first operator, whatever torch CPU would compute."""
+    ran = traced(TRAIN.replace(".square()", ".div(0)"), "--nonfinite")
+    assert ran.returncode == 1, ran.stderr
+    assert "forward: 1 operator makes nan or inf out of finite inputs\n  aten.div.Tensor, train.py:7:" in ran.stdout
+    assert "calls judged on toy: the first nan or inf is that of aten.div.Tensor, train.py:7\n" in ran.stdout
+    wrong = model.load(tmp_path / "reports/trace.json").unexpected
+    assert ("aten.div.Tensor", "forward") in [
+        (one.name, one.variant) for one in wrong
+    ] and "No script" not in ran.stdout
+    ran = traced(TRAIN, "--nonfinite", faults="relu")
+    assert ran.returncode == 0 and "no nan or inf\n" in ran.stdout
+
+
 LACKS_RELU = """
 from conformance.engine.executor import Execution
 from conformance.sources.trace.call import TracedCall

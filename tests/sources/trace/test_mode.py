@@ -162,6 +162,61 @@ def test_declared_writes_of_random_operators_are_no_faults():
     assert not trace.faults and not trace.unjudged_calls, str(trace)
 
 
+class TestNonfinite:
+    """Operators that make nan or inf out of finite inputs, without a reference."""
+
+    def found(self, call):
+        """Return the names of the operators, in order, with the tensors that are not finite."""
+        with conformance.trace(nonfinite=True) as trace:
+            call(torch.tensor([[1.0, 100.0]]))
+        assert not trace.unjudged_calls
+        return [(fault.name, fault.mismatch.where) for fault in trace.mode.faults.in_order], str(trace)
+
+    def test_the_first_is_named(self):
+        """Calls with inputs that are not finite pass them on and are not listed. The CPU is traced, too."""
+        line = inspect.currentframe().f_lineno + 1
+        found, text = self.found(lambda x: torch.log(x.exp() - x.exp()).add(1))
+        assert found == [("aten.exp.default", "result")]
+        assert f"the first nan or inf is that of aten.exp.default, test_mode.py:{line}" in text
+        assert "result should be finite numbers and is [[2.7" in text and ", inf]]" in text
+
+    def test_an_argument_is_searched(self):
+        """Also one that the schema does not declare as written, and a foreach operator, which returns nothing."""
+        with Writes("neg", lambda x: x.div_(0)):
+            assert self.found(torch.neg)[0] == [("aten.neg.default", "self")]
+        assert self.found(lambda x: torch._foreach_exp_([x, x + 0]))[0][0] == ("aten._foreach_exp_.default", "self[0]")
+
+    def test_what_an_operator_only_writes_is_no_input(self):
+        """The former content of `out=` does not excuse the result."""
+        out = torch.full((1, 2), torch.nan)
+        assert self.found(lambda x: torch.exp(x, out=out))[0] == [("aten.exp.out", "out")]
+
+    def test_infinities_that_the_script_states_are_none(self):
+        """A mask of -inf, and new memory."""
+        mask = torch.tensor([[True, False]])
+        found, text = self.found(lambda x: (x.masked_fill(mask, -torch.inf).softmax(-1), torch.empty(1000), 1 / x))
+        assert not found and "no nan or inf" in text
+
+    def test_a_gradient(self):
+        """The line of the forward pass is named."""
+        found, text = self.found(lambda x: (x * 0).requires_grad_().sqrt().sum().backward())
+        assert found == [("aten.div.Tensor", "result")] and "backward: 1 operator makes nan or inf" in text
+
+    def test_a_compiled_graph(self):
+        """The graph is named."""
+        torch.compiler.reset()
+        found, _ = self.found(torch.compile(lambda x: x.exp() + 1, backend="eager"))
+        assert found[0] == ("compiled graph 1", "result[0]")
+
+    @pytest.mark.tiny
+    def test_a_wrong_device(self):
+        """A device whose operator overflows is found without torch CPU's answer."""
+        import conformance.backend  # noqa: F401 - registers the device
+
+        with planted("sin.default", lambda value: value / 0):
+            assert self.found(lambda x: x.to("tiny").sin())[0][0][0] == "aten.sin.default"
+
+
 class Copies(TorchDispatchMode):
     """A device whose `t` copies."""
 
