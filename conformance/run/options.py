@@ -225,6 +225,10 @@ _BY_GROUP: Mapping[str, Mapping[str, Flag]] = {
         "batch": Flag("dimension that the check batch splits; may be repeated", arguments=_many("NAME=DIM")),
         "every": Flag("only each N-th call of an operator (default: 1)", arguments=_value(at_least_one, "N", 1)),
         "divergence": Flag("also compare with a free run of torch CPU, and tell where the two part", arguments=_SWITCH),
+        "save": Flag("save the results of the calls, for --against on another machine", arguments=_FILE),
+        "against": Flag(
+            "also compare with a saved run, and tell which one leaves the right way, and where", arguments=_FILE
+        ),
         "nonfinite": Flag(
             "find operators that make nan or inf out of finite inputs, on any device, without torch CPU",
             arguments=_SWITCH,

@@ -27,8 +27,8 @@ from conformance.sources.trace.api import Trace, device_target
 from conformance.sources.trace.compiled import SECONDS
 from conformance.sources.trace.mode import Options
 
-FLAGS = ("target", "env", "op", "every", "training-steps", "divergence", "nonfinite", "strict", "check-scripts",
-         "reports")  # fmt: skip
+FLAGS = ("target", "env", "op", "every", "training-steps", "divergence", "save", "against", "nonfinite", "strict",
+         "check-scripts", "reports")  # fmt: skip
 BUDGET = 60.0
 """Usual time in seconds for running the scripts of the findings."""
 
@@ -56,7 +56,8 @@ def _traced(command: str, args: argparse.Namespace, words: Sequence[str]) -> int
     said, stopped = "", 0
     with _progress(console, args.script.name) as progress:
         selection = args.every, tuple(args.op), args.training_steps
-        tracer = Trace(target, Options(*selection, args.divergence, args.nonfinite), progress)
+        compared = args.divergence, args.nonfinite, args.save, args.against
+        tracer = Trace(target, Options(*selection, *compared), progress)
         try:
             said = run_script(args.script, args.arguments, tracer.active())
         except KeyboardInterrupt:
@@ -84,7 +85,7 @@ def _traced(command: str, args: argparse.Namespace, words: Sequence[str]) -> int
     if said:
         print(f"{command}: {said}; the results so far are in the report", file=sys.stderr)
     code = run.exit_code() if tracer.faults or stopped or not said else 2
-    return code or (2 if tracer.unjudged_calls else 0)
+    return code or tracer.exit_code
 
 
 def _nothing(script: Path, trace: Trace) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from conformance.engine.target import Target
@@ -95,6 +96,8 @@ class Trace:
                 hook.remove()
             places.optimizing = 0
             with self.mode.paused():
+                if self.mode.writer is not None:
+                    self.mode.writer.close({"device": ", ".join(self.devices), "torch": torch.__version__})
                 self.seconds = monotonic() - self._began
 
     def attribute(self, seconds: float = SECONDS) -> None:
@@ -172,6 +175,16 @@ class Trace:
             numbers[name] += tally.unjudged.total() - tally.unjudged[BOTH_RAISE]
         return {name: count for name, count in numbers.most_common() if count}
 
+    @property
+    def exit_code(self) -> int:
+        """The exit code of a trace without wrong operators: 1 if it parts from the saved run, 2 if that has no call of
+        it, or if calls could not be judged."""
+        divergence = self.mode.divergence
+        if divergence is not None and divergence.saved is not None and divergence.parting is not None:
+            return 1
+        nothing = divergence is not None and divergence.saved is not None and not divergence.saved.compared
+        return 2 if nothing or self.unjudged_calls else 0
+
     def notes(self) -> Iterator[str]:
         """Yield sentences about calls that were not judged, or that pass only by float64."""
         unjudged = Counter[str]()
@@ -236,6 +249,8 @@ def trace(
     steps: tuple[int, int] | None = None,
     divergence: bool = False,
     nonfinite: bool = False,
+    save: str | Path | None = None,
+    against: str | Path | None = None,
     progress: Callable[[Trace], None] = lambda trace: None,
 ) -> Iterator[Trace]:
     """Judge each operator that a device runs inside the block: torch CPU computes the same call on copies of its
@@ -246,19 +261,24 @@ def trace(
     `steps` only training steps from the first to the last, counted from 1 by the steps of optimizers. `divergence` also
     compares the run with a free run of torch CPU, and tells where the two part. With `nonfinite`, calls are not
     compared with torch CPU: the faults are operators that make nan or inf out of finite inputs, on any device, the CPU
-    included. `progress` is called after each judged call.
+    included. `save` is a file for the results of the selected calls, and `against` such a file, perhaps of another
+    machine, with which the run is compared as by `divergence`. `progress` is called after each judged call.
 
     Raises UsageError for a target that transforms functions instead of having a device, and TargetError.
     """
     tracer = Trace(
         device_target(target) if target else None,
-        Options(every, tuple(operators), steps, divergence, nonfinite),
+        Options(every, tuple(operators), steps, divergence, nonfinite, *map(_path, (save, against))),
         progress,
     )
     with tracer.active():
         yield tracer
     tracer.attribute()
     tracer.write_scripts()
+
+
+def _path(path: str | Path | None) -> Path | None:
+    return None if path is None else Path(path)
 
 
 def device_target(spec: str) -> Target:

@@ -217,6 +217,16 @@ class TracedCall(CopiedCall):
         """Return the device's answer, fetched. `args`, `kwargs` and `result` are on the device."""
         return self._run(args, kwargs, result, target)
 
+    def names_of_changes(self, got: Observation) -> list[str]:
+        """Return the names of results, then of arguments that the schema declares as written or that changed."""
+        before, declared = self.tensors, self.declared
+        written = [
+            name
+            for name, copy in before.items()
+            if name.partition("[")[0] in declared or not torch.equal(copy, got.tensors[name].value)
+        ]
+        return [*(name for name in got.tensors if name not in before), *written]
+
     def tensors_of(self, run: Execution) -> dict[str, torch.Tensor]:
         """Return the tensors of a run by name, where it left them: arguments, then results. A run that raised has
         none."""

@@ -10,6 +10,9 @@ times the error of torch CPU's own run in this tensor, plus the tolerance of the
 small by chance. So the errors of the tensors that it comes from count, too, up to `INHERITED` units in the last place.
 Errors are norms relative to the norm of the right tensor. The judge of single calls decides the cause: if an operator
 was wrong before, the cause is this fault, else rounding that later calls amplify.
+
+A saved run, of another machine, takes part as a further run. Its tensors are those of the calls with the same operator,
+line and number, and the same bound holds for their errors.
 """
 
 from __future__ import annotations
@@ -24,9 +27,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from conformance.engine.executor import Execution
 from conformance.engine.rounding import AS_GOOD, relative_error
 from conformance.engine.target import Target
+from conformance.record.result import counted
 from conformance.sources.trace.call import RESULT, TracedCall, widened_leaf
 from conformance.sources.trace.faults import Fault
 from conformance.sources.trace.places import Site, SourceLine
+from conformance.sources.trace.saved_run import SavedRun
 from conformance.standalone.moving import leaves, map_leaves, storage_key, whole_storage
 from conformance.standalone.observation import Observation, names_of
 from conformance.standalone.oracles import tolerance_of
@@ -35,6 +40,13 @@ from conformance.standalone.rounding import widened
 INHERITED = 64
 """Largest error that a tensor inherits, in units of the dtype's last place. A gradient that is 0 but for rounding has
 an infinite relative error, which must not excuse the parameters that an optimizer computes from it."""
+
+RANDOM = "the runs draw different random numbers: draw them on the CPU, and move them"
+OTHER_DATA = "the runs start from different data"
+OTHER_RUN = (
+    "the saved run is further off: an operator is wrong there, which its own trace names, or its data are others"
+)
+"""Why a saved run parts."""
 
 PURGED = 1000
 """Interval, in calls, at which the shadows of freed storages are removed."""
@@ -60,7 +72,8 @@ class Shadow:
 @dataclass(frozen=True)
 class Parting:
     """The first tensor that differs by more than rounding explains: the call, and the relative errors against float64.
-    `fault` is the first wrong operator up to this call; None if the cause is rounding."""
+    `fault` is the first wrong operator up to this call; None if the cause is rounding. `saved` is the error of the
+    saved run, and `reason` says why that run is the one that parts; empty if it is not."""
 
     name: str
     where: str
@@ -69,13 +82,19 @@ class Parting:
     device: float
     cpu: float
     fault: Fault | None
+    saved: float | None = None
+    reason: str = ""
 
     def lines(self) -> Iterable[str]:
         """Yield the sentences about the divergence."""
         at = f"{self.name}, {self.place}: {self.place.code}".removesuffix(": ")
         yield f"divergence: the runs part at call {self.number}, {at}"
-        yield f"  {self.where} has the relative error {self.device:.2g} on the device and {self.cpu:.2g} on torch CPU"
-        if self.fault is None:
+        errors = f"{self.device:.2g} on the device and {self.cpu:.2g} on torch CPU"
+        saved = "" if self.saved is None else f", {self.saved:.2g} in the saved run"
+        yield f"  {self.where} has the relative error {errors}{saved}"
+        if self.reason:
+            yield f"  {self.reason}"
+        elif self.fault is None:
             yield "  no operator was wrong up to this call: rounding errors that the calls amplify"
         else:
             yield f"  a fault: {self.fault.name}, {self.fault.place}, is the first wrong operator of the run"
@@ -84,7 +103,8 @@ class Parting:
 class Divergence:
     """The shadows of a run, and the place where the runs part."""
 
-    def __init__(self) -> None:
+    def __init__(self, saved: SavedRun | None = None) -> None:
+        self.saved = saved
         self.shadows: dict[int, Shadow] = {}
         self.number = 0
         self.parting: Parting | None = None
@@ -95,6 +115,9 @@ class Divergence:
             yield f"divergence: none in {self.number:,} calls; rounding explains all differences from torch CPU's run"
         else:
             yield from self.parting.lines()
+        if self.saved is not None:
+            about = f"{self.saved.path}, a run on {self.saved.facts['device']}"
+            yield f"  compared with {about}: {counted(self.saved.compared, 'result')} of calls that both runs made"
 
     def forget(self, tensors: Iterable[torch.Tensor]) -> None:
         """Remove the shadows of tensors that changed outside of the traced calls. They start again from the device's
@@ -113,18 +136,14 @@ class Divergence:
         bound = max((shadow.bound for shadow in mine.values()), default=0.0)
         if not call.is_view:
             sides = None if call.free_content else self._run(call, pairs, mine)
-            before = call.tensors
-            results = {name: there[name] for name in got.tensors if name not in before}
+            before, changed = call.tensors, {name: there[name] for name in call.names_of_changes(got)}
+            results = {name: tensor for name, tensor in changed.items() if name not in before}
             self._keep(results, sides, got, target, mine)
-            written = {
-                name: there[name]
-                for name, copy in before.items()
-                if name.partition("[")[0] in call.declared or not torch.equal(copy, got.tensors[name].value)
-            }
             if sides is None:
-                self._follow_device(written, got)
-            else:
-                self._compare(call.name, {**results, **written}, got, bound, site, faults)
+                self._follow_device(changed, got)
+            if sides is not None or (self.saved is not None and (call.draws or not call.free_content)):
+                reason = RANDOM if call.draws else OTHER_RUN if mine else OTHER_DATA
+                self._compare(call.name, changed, got, bound, site, faults, reason)
         if self.number % PURGED == 0:
             self.shadows = {key: shadow for key, shadow in self.shadows.items() if not shadow.storage.expired()}
 
@@ -180,9 +199,10 @@ class Divergence:
 
     def _compare(
         self, operator: str, there: Mapping[str, torch.Tensor], got: Observation, bound: float, site: Site,
-        faults: Sequence[Fault],
+        faults: Sequence[Fault], reason: str,
     ) -> None:  # fmt: skip
-        """Compare results and written arguments with the shadows, and raise the bounds of the shadows."""
+        """Compare results and written arguments with the shadows, and raise the bounds of the shadows. `reason` says
+        why the saved run parts, if it does."""
         for name, one in there.items():
             shadow, seen = self.shadows.get(storage_key(one)), got.tensors.get(name)
             if shadow is None or seen is None or not one.numel():
@@ -191,11 +211,22 @@ class Divergence:
             (_, cpu), (off, device) = (relative_error(side, right) for side in (narrow, seen.value))
             is_rounded = one.is_floating_point() or one.is_complex()
             rtol, atol = tolerance_of(one.dtype) if is_rounded else (0.0, 0.0)
-            most = INHERITED * torch.finfo(one.dtype).eps if is_rounded else 0.0
-            shadow.bound = min(max(shadow.bound, bound, cpu), most)
-            if device > AS_GOOD * max(cpu, shadow.bound) + rtol and off > atol * one.numel() ** 0.5:
-                fault = faults[0] if faults else None
-                self.parting = self.parting or Parting(operator, name, site.place, self.number, device, cpu, fault)
+            largest = INHERITED * torch.finfo(one.dtype).eps if is_rounded else 0.0
+            shadow.bound = min(max(shadow.bound, bound, cpu), largest)
+            most = AS_GOOD * max(cpu, shadow.bound) + rtol, atol * one.numel() ** 0.5
+            other = None if self.saved is None else self.saved.tensor(name_in_run(operator, site, name), seen.value)
+            there_off, saved = (0.0, None) if other is None else relative_error(other, right)
+            fault = faults[0] if faults else None
+            at = operator, name, site.place, self.number, device, cpu, fault, saved
+            if device > most[0] and off > most[1]:
+                self.parting = self.parting or Parting(*at)
+            elif saved is not None and saved > most[0] and there_off > most[1]:
+                self.parting = self.parting or Parting(*at, reason)
+
+
+def name_in_run(operator: str, site: Site, tensor: str) -> str:
+    """Return the name of a call's tensor in a saved run."""
+    return f"{site.phase} {operator} {site.place} #{site.number} {tensor}"
 
 
 def _is_on(value: Any, target: Target) -> bool:

@@ -14,6 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,10 +26,11 @@ from conformance.engine.probe import trial
 from conformance.engine.target import Target
 from conformance.record.error_text import text_of
 from conformance.sources.trace.call import CopiedCall, TracedCall, fetched, traced_call
-from conformance.sources.trace.divergence import Divergence
+from conformance.sources.trace.divergence import Divergence, name_in_run
 from conformance.sources.trace.faults import Faults
-from conformance.sources.trace.places import Places, Site, is_of_user
+from conformance.sources.trace.places import Places, Site, SourceLine, is_of_user
 from conformance.sources.trace.references import READS_WORKSPACE, WORKSPACE
+from conformance.sources.trace.saved_run import RunWriter, SavedRun
 from conformance.standalone.modes import without_modes
 from conformance.standalone.observation import Observation, Raised
 from conformance.standalone.oracles import Mismatch
@@ -51,7 +53,8 @@ BOTH_RAISE = "both raise"
 @dataclass(frozen=True)
 class Options:
     """Selection of calls: every n-th call of an operator in a phase, operators by patterns, and training steps from
-    the first to the last, counted from 1. With `divergence`, the run is also compared with a free run of torch CPU.
+    the first to the last, counted from 1. With `divergence`, the run is also compared with a free run of torch CPU,
+    with `against` also with this saved run; `save` is the file to which the results of the selected calls are saved.
     With `nonfinite`, calls are not compared with torch CPU, but searched for nan and inf out of finite inputs."""
 
     every: int = 1
@@ -59,6 +62,8 @@ class Options:
     steps: tuple[int, int] | None = None
     divergence: bool = False
     nonfinite: bool = False
+    save: Path | None = None
+    against: Path | None = None
 
 
 @dataclass
@@ -92,7 +97,10 @@ class Tracing(TorchDispatchMode):
         self.options, self.progress, self.only = options, progress, target
         self.targets: dict[str, Target] = {target.device.type: target} if target is not None else {}
         self.faults, self.places = Faults(), Places()
-        self.divergence = Divergence() if options.divergence else None
+        saved = SavedRun(options.against) if options.against else None
+        self.divergence = Divergence(saved) if options.divergence or saved else None
+        self.writer = RunWriter(options.save) if options.save else None
+        self._calls = Counter[tuple[str, str, SourceLine]]()
         self.tallies: dict[tuple[str, str], Tally] = {}
         self.known_workspaces: set[tuple[Any, str]] = set()
         """Operators, with the spec of the target, whose workspace has the content of torch's own."""
@@ -133,12 +141,14 @@ class Tracing(TorchDispatchMode):
             place, phase = self.places.find(sys._getframe(1))
             tally = self.tallies.setdefault((str(func), phase), Tally())
             judged = self.selects(str(func), tally)
+            self._calls[str(func), phase, place] += 1
             if not isinstance(func, OVERLOAD):
                 tally.unjudged["an operator of functions"] += judged
                 return func(*args, **kwargs)
             if not judged and self.divergence is None:
                 return func(*args, **kwargs)
-            return self._traced(func, args, kwargs, Site(place, phase, self.target(device)), tally, judged)
+            site = Site(place, phase, self.target(device), self._calls[str(func), phase, place])
+            return self._traced(func, args, kwargs, site, tally, judged)
 
     def _traced(self, func: Any, args: Any, kwargs: dict[str, Any], site: Site, tally: Tally, judged: bool) -> Any:
         """Run a call on the device, judge it if it is selected, and return its result."""
@@ -162,6 +172,9 @@ class Tracing(TorchDispatchMode):
                     self._judge(call, got, site, tally)
                 if self.divergence is not None:
                     self.divergence.follow(call, got, site, self.faults.in_order)
+                if self.writer is not None and judged and not call.is_view:
+                    for name in call.names_of_changes(got.last):
+                        self.writer.add(name_in_run(call.name, site, name), got.last.tensors[name].value)
         except Exception as error:  # a dtype that torch CPU cannot compare must not end the script
             tally.unjudged[_line(error)] += 1
         return result

@@ -47,11 +47,12 @@ class SourceLine:
 
 
 class Site(NamedTuple):
-    """The line, the phase and the target of a call."""
+    """The line, the phase and the target of a call, and its number among the calls of its operator there."""
 
     place: SourceLine
     phase: str
     target: Target
+    number: int = 1
 
 
 class Places:
