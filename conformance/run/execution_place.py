@@ -110,3 +110,8 @@ def place_of(args: argparse.Namespace, *files: Path | None) -> ExecutionPlace:
 def log(text: str) -> None:
     """Print and flush a line of progress."""
     print(text, flush=True)
+
+
+def log_aside(text: str) -> None:
+    """Print a line of progress to stderr, of a command whose output is a program or a table."""
+    print(text, file=sys.stderr, flush=True)

@@ -99,6 +99,7 @@ class Campaign:
         if the progress file is of another campaign.
 
         If the run ends early for any reason, the groups found so far are on disk, and `resume` continues from there."""
+        self.began_at = time.time()  # loading the target counts, too
         self.plan.failures.mkdir(parents=True, exist_ok=True)
         self.following = -len(self.plan.corpus)
         if self.plan.resume:
@@ -108,7 +109,7 @@ class Campaign:
             remote = None if self.place.local else RemoteShrinker(workers, plan.trials)
             self.environment = workers.load()
             self._note_progress()
-            self.began, self.began_at = time.monotonic(), time.time()
+            self.began = time.monotonic()
             with LocalShrinker(workers, plan.trials) as local:
                 shrinker = remote or local
                 try:

@@ -26,7 +26,7 @@ from conformance.record.result import Outcome
 from conformance.record.sentences import sentence
 from conformance.report import summary
 from conformance.report.terminal import Replayed, show, show_all
-from conformance.run.execution_place import ExecutionPlace, log
+from conformance.run.execution_place import ExecutionPlace, log_aside
 from conformance.run.failing_program import FailingProgram
 from conformance.run.messages import Limits
 from conformance.run.shrinking import LocalShrinker
@@ -69,7 +69,7 @@ def replaying(args: argparse.Namespace, limits: Limits) -> Iterator[tuple[Worker
 
     The function returns the finding, if any, and the unsupported feature that the target declares, if the program needs
     it. It raises ProgramError, naming the file, if the program has no meaning on torch CPU."""
-    spec, kernels, place = args.target, kernels_of(args), ExecutionPlace(starting=args.starting, tell=log)
+    spec, kernels, place = args.target, kernels_of(args), ExecutionPlace(starting=args.starting, tell=log_aside)
     check_declarations(describe_target(spec))
     with OwnedFolder() as notes, Workers(spec, limits, place=place) as workers:
         workers.load()

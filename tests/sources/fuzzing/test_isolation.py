@@ -13,7 +13,7 @@ from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step
 from conformance.record import result as model
 from conformance.record.finding import FAIL
-from conformance.run import shrink_progress
+from conformance.run import execution_place, shrink_progress
 from conformance.run.failing_program import FailingProgram
 from conformance.run.messages import Limits
 from conformance.run.shrinking import LocalShrinker
@@ -292,8 +292,10 @@ class TestReplay:
             assert "RuntimeError: no verdict" in said.out
             assert not said.err
 
-    def test_a_folder(self, targets, tmp_path, capsys):
-        """Programs after a crashing one still run."""
+    def test_a_folder(self, targets, tmp_path, capsys, monkeypatch):
+        """Programs after a crashing one still run. Regression test: the line about a target that loads for long was in
+        the output, before the table."""
+        monkeypatch.setattr(execution_place, "PATIENCE", 0.0)
         folder = tmp_path / "programs"
         folder.mkdir()
         (folder / "a.json").write_text(dump(PROGRAM))

@@ -309,6 +309,23 @@ class TestMinutes:
         limits = session.limits_of(args, command.LIMITS, 60 * args.minutes)
         assert (limits.unit, limits.compiling) == (unit, compiling)
 
+    def test_loading_the_target_counts(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """No program runs if loading takes all of the time. Regression test: the time began behind it, so a run of
+        three minutes on a busy machine took five."""
+        late, load, now = [0.0], Workers.load, worker.time.time
+
+        def load_for_a_minute(workers: Workers) -> dict[str, str]:
+            known = load(workers)
+            late[0] = 60.0
+            return known
+
+        monkeypatch.setattr(Workers, "load", load_for_a_minute)
+        monkeypatch.setattr(worker.time, "time", lambda: now() + late[0])
+        campaign = Campaign(Plan("cpu", programs=3, minutes=1.0, reports=tmp_path))
+        campaign.run()
+        assert campaign.result.done == 0
+        assert [row.missing for row in campaign.shortfalls()][:1] == [3]
+
     def test_what_siblings_say_too(self, clock: Clock, slow: Slow, tmp_path: Path) -> None:
         """Loading a sibling target and running a finding on it stop at the campaign's deadline."""
         campaign = Campaign(Plan("cpu", minutes=1.0, reports=tmp_path))
