@@ -110,7 +110,11 @@ def public(module: ModuleType) -> Iterator[str]:
 
 
 def attributes(cls: type) -> Iterator[str]:
-    """Yield a line for each public attribute of a class that has a docstring."""
+    """Yield a line for each public attribute of a class, and of its bases in this package, that has a docstring of its
+    own."""
+    for base in cls.__bases__:
+        if base.__module__.startswith("conformance."):
+            yield from attributes(base)
     [tree] = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     assert isinstance(tree, ast.ClassDef)
     for node, after in zip(tree.body, [*tree.body[1:], None]):
@@ -120,7 +124,7 @@ def attributes(cls: type) -> Iterator[str]:
             name, text = node.target.id, str(ast.literal_eval(after.value))
         else:
             continue
-        if text and not name.startswith("_"):
+        if text and not name.startswith("_") and not text.startswith("See "):
             yield f"- `{name}`: {sentence(text)}"
 
 

@@ -20,6 +20,7 @@ import torch
 from conformance.engine.target import Capture, Target
 from conformance.record.errors import DeviceLost, TargetError, UserError
 from conformance.record.measurements import UNMEASURED, Measurements, growth
+from conformance.standalone.device import is_lost
 from conformance.standalone.input_layout import LayoutUnavailable
 from conformance.standalone.moving import moved, observable, taken_apart, tensors
 from conformance.standalone.observation import Observation, Raised, observe
@@ -33,22 +34,6 @@ time."""
 
 def no_watch(number: int, builds: bool) -> None:
     """Do nothing; the default of each `Watch`."""
-
-
-ZERO = torch.zeros(1)
-"""A number on the CPU, made before the modes of any target."""
-
-
-def is_lost(target: Target) -> bool:
-    """Whether the device of a target cannot hold a number any more. The first attempt may raise the error of an earlier
-    call, so a device is lost if two attempts fail. One that holds no values is never lost."""
-    if not target.facts.shows_values:
-        return False
-    for _ in range(2):
-        with contextlib.suppress(Exception), target.entered():
-            target.upload([ZERO])[0].cpu()
-            return False
-    return True
 
 
 _RUN: weakref.WeakKeyDictionary[Target, set[Hashable]] = weakref.WeakKeyDictionary()

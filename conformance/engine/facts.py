@@ -63,6 +63,8 @@ class TargetFacts:
     lazy: bool = False
     """Whether the target computes only when a value is read. The kernels that it builds then depend on all steps since
     the last read."""
+    survives_fork: bool = False
+    """Whether a fork of a process that has used the device can use it."""
     rehearsals: int = 0
     """Number of runs of a subject before the observed run, for a device that runs repeated subjects in another way."""
     relations: tuple[str, ...] = ()

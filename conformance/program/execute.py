@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 import torch
 
-from conformance.engine.executor import StepFailed, Transform, is_lost, signature_of
+from conformance.engine.executor import StepFailed, Transform, signature_of
 from conformance.engine.target import Target
 from conformance.program.model import LOOP, Program, arguments_of, call_of
 from conformance.program.source import caller, source
@@ -24,6 +24,7 @@ from conformance.program.steps.functions import TRANSFORMED
 from conformance.program.steps.op import Op, Step, StepError, decode, dtype_of, is_local
 from conformance.program.steps.states import defined_by, within
 from conformance.program.steps.table import OPS
+from conformance.standalone.device import is_lost
 from conformance.standalone.modes import without_modes
 from conformance.standalone.observation import Observation, Raised, observe, versions_of
 

@@ -223,6 +223,9 @@ _BY_GROUP: Mapping[str, Mapping[str, Flag]] = {
         "checks": Flag("only these checks, or all (default: {usual})", arguments=_list_of("A,B")),
         "exclude": Flag("check that is not judged, and why; may be repeated", arguments=_many("CHECK=REASON")),
         "batch": Flag("dimension that the check batch splits; may be repeated", arguments=_many("NAME=DIM")),
+        "device": Flag(
+            "device of torch, or target, on which the operator runs (default: torch CPU)", arguments={"metavar": "NAME"}
+        ),
         "every": Flag("only each N-th call of an operator (default: 1)", arguments=_value(at_least_one, "N", 1)),
         "divergence": Flag("also compare with a free run of torch CPU, and tell where the two part", arguments=_SWITCH),
         "save": Flag("save the results of the calls, for --against on another machine", arguments=_FILE),

@@ -1,7 +1,7 @@
-"""Conditions of a call on torch CPU: how its inputs are made, what is active meanwhile, and how its answers are read.
+"""Conditions of a call: how its inputs are made, what is active meanwhile, and how its answers are read.
 
-For example, `Guarded` places the inputs between protected pages, and `rounding.Widened` makes them float64. The checks
-of an operator compare calls under different conditions (`operator_checks`).
+For example, `Guarded` places the inputs between protected pages, `rounding.Widened` makes them float64, and `OnDevice`
+sends them to a device. The checks of an operator compare calls under different conditions (`operator_checks`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,18 @@ from typing import Any
 
 import torch
 
-from conformance.standalone.fences import KNOWN, NO_ACCESS, Fence, Fresh, fenced, trespassed
+from conformance.standalone.device import Device
+from conformance.standalone.fences import (
+    KNOWN,
+    NO_ACCESS,
+    Fence,
+    Filled,
+    Fresh,
+    changed_outside,
+    fenced,
+    padded,
+    trespassed,
+)
 from conformance.standalone.moving import map_leaves, map_tensors, storage_key, tensors
 
 
@@ -20,7 +31,14 @@ class Conditions:
     """A plain call. Subclasses override the methods that differ."""
 
     reader: Any = None
-    """Reads the answers, as `observe` does with a target; None for tensors with values on the CPU."""
+    """Reads the answers, as `observe` does with a target; None for tensors on the CPU."""
+
+    shows_values = True
+    """Whether results are tensors with values."""
+
+    def on(self, device: Device) -> Conditions:
+        """Return the same conditions on a device."""
+        return OnDevice(device)
 
     def send(self, tree: Any) -> Any:
         """Return the inputs of the call, given inputs that were made anew."""
@@ -30,6 +48,28 @@ class Conditions:
     def active(self) -> Iterator[None]:
         """Context of the call."""
         yield
+
+
+class OnDevice(Conditions):
+    """Inputs on a device, for whose answer the call waits. With `sent`, the inputs are there already."""
+
+    def __init__(self, device: Device, sent: bool = False) -> None:
+        self.device, self.reader, self.sent = device, device, sent
+
+    def on(self, device: Device) -> Conditions:
+        """Return these conditions."""
+        return self
+
+    def send(self, tree: Any) -> Any:
+        """Return the inputs on the device."""
+        return tree if self.sent else self.device.send(tree)
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Context of the call, which waits for the device at its end."""
+        with self.device.active():
+            yield
+        self.device.synchronize()
 
 
 class Guarded(Conditions):
@@ -58,12 +98,60 @@ class Guarded(Conditions):
         """Return where the last call wrote outside of its tensors; "" if nowhere."""
         return trespassed(self.fences)
 
+    @property
+    def has_gaps(self) -> bool:
+        """Whether bytes between those of the inputs belong to no input."""
+        return any(fence.gaps.numel() for fence in self.fences)
+
+    def on(self, device: Device) -> Padded:
+        """Return the same conditions on a device, whose memory has no protected pages."""
+        return Padded(device, self.gaps, self.fresh)
+
+
+class Padded(OnDevice):
+    """Known bytes around the memory of inputs on a device, and in new memory (`fences`): `gaps` around an input and in
+    its gaps, `fresh` in new memory."""
+
+    has_gaps = True
+
+    def __init__(self, device: Device, gaps: int, fresh: int) -> None:
+        super().__init__(device)
+        self.gaps, self.fresh = gaps, fresh
+        self.given: Any = None
+        self.made: list[torch.Tensor] = []
+
+    def send(self, tree: Any) -> Any:
+        """Return the inputs on the device; a tensor that occurs twice stays one object."""
+        originals = {id(tensor): tensor for tensor in tensors(tree)}
+        placed = dict(zip(originals, padded([*originals.values()], self.gaps)))
+        self.given = super().send(map_leaves(tree, lambda leaf: placed.get(id(leaf), leaf)))
+        return self.given
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Context of the call, in which new tensors are filled."""
+        pads = "as_strided" not in self.device.missing
+        with Filled(self.fresh, self.device.device.type, pads) as mode, super().active():
+            yield
+        self.made = mode.made
+
+    def trespassed(self) -> str:
+        """Return where the last call wrote outside of its tensors; "" if nowhere."""
+        given, made = self.device.fetch((tensors(self.given), self.made))
+        return changed_outside(given, self.gaps) or changed_outside(made, self.fresh)
+
 
 class Faked(Conditions):
     """Fake tensors of this mode, which have no values."""
 
+    shows_values = False
+
     def __init__(self, mode: Any) -> None:
         self.mode, self.reader = mode, self
+
+    def on(self, device: Device) -> Conditions:
+        """Return these conditions: a fake kernel runs on no device."""
+        return self
 
     def send(self, tree: Any) -> Any:
         """Return fake tensors on fake storages."""

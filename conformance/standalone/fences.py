@@ -1,9 +1,10 @@
 """Fences around memory: protected pages beside each storage, known bytes in every gap, and fills of new memory.
 
-Defines `fenced`, `trespassed` and `Fresh`. A storage gets pages of its own, and ends or begins exactly at a protected
+Defines `fenced`, `trespassed` and `Fresh`, and `padded`, `changed_outside` and `Filled` for devices, whose memory has
+no such pages. A storage gets pages of its own, and ends or begins exactly at a protected
 page. A read or a write beyond it ends the process instead of answering by luck. Known bytes in the gaps of a view show
 writes that stay on the page. `Fresh` fills the memory that an operator allocates, so that unwritten elements show.
-Scripts carry the source of this module. It works for CPU tensors, on systems with `mprotect`.
+Scripts carry the source of this module. Pages are protected for CPU tensors, on systems with `mprotect`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from conformance.standalone.torch_compat import DispatchKey, DispatchKeySet, TorchDispatchMode, storage_id
+from conformance.standalone.torch_compat import (
+    DispatchKey,
+    DispatchKeySet,
+    TorchDispatchMode,
+    key_of_device,
+    storage_id,
+)
 
 NO_ACCESS = 0
 READ_ONLY = 1
@@ -61,17 +68,22 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return (cells.unsqueeze(-1) * width + torch.arange(width)).flatten()
 
 
+def by_storage(tensors: Sequence[torch.Tensor]) -> dict[int, list[torch.Tensor]]:
+    """Return the tensors of each storage."""
+    groups: dict[int, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(storage_id(tensor.untyped_storage()), []).append(tensor)
+    return groups
+
+
 def fenced(
     tensors: Sequence[torch.Tensor], at_end: bool = True, protection: int = NO_ACCESS, fill: int = KNOWN
 ) -> tuple[list[torch.Tensor], list[Fence]]:
     """Return CPU tensors with the same geometry on fenced storages, and the fences. Tensors that share a storage still
     do. Each storage holds the bytes from the first to the last one in use; the bytes of gaps are `fill`."""
-    groups: dict[int, list[torch.Tensor]] = {}
-    for tensor in tensors:
-        groups.setdefault(storage_id(tensor.untyped_storage()), []).append(tensor)
     places: dict[int, tuple[torch.UntypedStorage, int]] = {}
     fences = []
-    for key, group in groups.items():
+    for key, group in by_storage(tensors).items():
         used = torch.cat([bytes_of(tensor) for tensor in group])
         if not used.numel():
             continue
@@ -108,9 +120,53 @@ def trespassed(fences: Sequence[Fence]) -> str:
     return ""
 
 
+PAD = 256
+"""Known bytes before and behind the memory of a tensor on a device. Kernels may rely on addresses that are multiples of
+it."""
+
+
+def byte_of(dtype: torch.dtype, fill: int) -> int:
+    """Return a byte that fills memory of a dtype; one that a bool may hold, since a device may correct others."""
+    return fill & 1 if dtype is torch.bool else fill
+
+
+def padded(tensors: Sequence[torch.Tensor], fill: int = KNOWN) -> list[torch.Tensor]:
+    """Return CPU tensors with the same geometry, each storage with PAD more bytes at both ends. Tensors that share a
+    storage still do. All bytes outside of the tensors are `fill`, and 0 or 1 beside those of dtype bool."""
+    places: dict[int, tuple[torch.UntypedStorage, int]] = {}
+    for key, group in by_storage(tensors).items():
+        used = torch.cat([bytes_of(tensor) for tensor in group])
+        if used.numel():
+            first, last = int(used.min()) // 16 * 16, int(used.max()) // 16 * 16 + 16
+            whole = torch.empty(0, dtype=torch.uint8).set_(group[0].detach().untyped_storage())
+            flat = torch.full((PAD + last - first + PAD,), byte_of(group[0].dtype, fill), dtype=torch.uint8)
+            flat[PAD + used - first] = whole[used]
+            places[key] = flat.untyped_storage(), first - PAD
+    return [_on_fence(tensor, places) for tensor in tensors]
+
+
+def changed_outside(tensors: Sequence[torch.Tensor], fill: int = KNOWN) -> str:
+    """Return where a byte outside of padded tensors has changed, "" if none has."""
+    for group in by_storage(tensors).values():
+        used = torch.cat([bytes_of(tensor) for tensor in group])
+        if not used.numel():
+            continue
+        whole = torch.empty(0, dtype=torch.uint8).set_(group[0].detach().untyped_storage())
+        changed = (whole != byte_of(group[0].dtype, fill)).index_fill_(0, used, False)
+        low, high = int(used.min()), int(used.max()) + 1
+        places = {"before its first byte": changed[:low], "behind its last byte": changed[high:]}
+        for place, part in {**places, "in the gaps between its elements": changed[low:high]}.items():
+            if count := int(part.sum()):
+                return f"{count} bytes {place}"
+    return ""
+
+
 class Fresh(TorchDispatchMode):
     """Puts memory that torch's `empty` functions return on fenced storages filled with one byte. Calls inside an
     operator of a library are seen too. `bool` tensors get 0 or 1."""
+
+    key = DispatchKey.CPU
+    """Dispatch key of the kernels below an operator of a library."""
 
     def __init__(self, fill: int, at_end: bool = True, protection: int = NO_ACCESS) -> None:
         super().__init__()
@@ -120,12 +176,36 @@ class Fresh(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace != "aten":
             with self:
-                return func.redispatch(DispatchKeySet(DispatchKey.CPU), *args, **(kwargs or {}))
+                return func.redispatch(DispatchKeySet(self.key), *args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
         name = func._schema.name.removeprefix("aten::").removeprefix("new_")
         if name.partition("_")[0] != "empty" or not result.numel() or result.layout is not torch.strided:
             return result
-        fill = self.fill & 1 if result.dtype is torch.bool else self.fill
+        return self.renew(result, byte_of(result.dtype, self.fill))
+
+    def renew(self, result: torch.Tensor, fill: int) -> torch.Tensor:
+        """Return a tensor in place of a new one, whose bytes are `fill`."""
         flat, region = fence(result.untyped_storage().nbytes(), self.at_end, self.protection, fill)
         self.fences.append(region)
         return torch.empty(0, dtype=result.dtype).set_(flat.untyped_storage(), 0, result.shape, result.stride())
+
+
+class Filled(Fresh):
+    """Fills memory that torch's `empty` functions return on a device of this type with one byte. If the device has
+    `as_strided`, the memory has PAD more bytes at both ends, and `made` are the tensors."""
+
+    def __init__(self, fill: int, device: str, pads: bool) -> None:
+        super().__init__(fill)
+        self.key, self.pads = key_of_device(device), pads
+        self.made: list[torch.Tensor] = []
+
+    def renew(self, result: torch.Tensor, fill: int) -> torch.Tensor:
+        """Return a tensor with the same geometry, filled."""
+        width = result.element_size()
+        number = torch.full((width,), fill, dtype=torch.uint8).view(result.dtype).item()
+        if not self.pads:
+            return result.fill_(number)
+        count, pad = result.untyped_storage().nbytes() // width, PAD // width
+        memory = torch.full((pad + count + pad,), number, dtype=result.dtype, device=result.device)
+        self.made.append(memory.as_strided(result.shape, result.stride(), pad))
+        return self.made[-1]

@@ -30,7 +30,7 @@ def laid_out(leaf: Any, layout: str, kept: Iterable[int] = ()) -> Any:
 
 def _strided_copy(values: torch.Tensor, stride: list[int], offset: int, rest: int = 0) -> torch.Tensor:
     extent = 1 + sum((size - 1) * step for size, step in zip(values.shape, stride, strict=True))
-    base = torch.zeros(offset + (extent if values.numel() else 0) + rest, dtype=values.dtype)
+    base = torch.zeros(offset + (extent if values.numel() else 0) + rest, dtype=values.dtype, device=values.device)
     return base.as_strided(values.shape, stride, offset).copy_(values)
 
 

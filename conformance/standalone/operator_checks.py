@@ -32,7 +32,8 @@ import torch
 from conformance.record.accuracy import TIMES, limit, shown
 from conformance.record.names import DTYPES, SIGNIFICANT_STRIDE
 from conformance.standalone.accuracy import SEED, beyond, errors
-from conformance.standalone.conditions import Conditions, Faked, Guarded
+from conformance.standalone.conditions import Conditions, Faked, Guarded, OnDevice
+from conformance.standalone.device import Device, is_lost
 from conformance.standalone.fences import READ_ONLY
 from conformance.standalone.global_state import compare_states, global_state
 from conformance.standalone.layouts import laid_out
@@ -84,6 +85,10 @@ PROCESS = "the process"
 """Name of the process in findings."""
 
 
+LOST = "left the device unusable"
+"""What a call has done after which a device holds no number any more."""
+
+
 class NotJudged(Exception):
     """A check without a judgement. The message is the reason."""
 
@@ -109,6 +114,7 @@ class CheckedCall:
     - `transform`: the compiler; `received` says whether it received a graph.
     - `others`: inputs of other sizes.
     - `renewed`: inputs of the same sizes with other values; None if there are none.
+    - `device`: the device on which the operator runs; None for torch CPU, on which the reference always runs.
     - `elsewhere`: asks a question in the process in which the operator runs; None if it runs in this one.
     """
 
@@ -127,6 +133,7 @@ class CheckedCall:
     received: Callable[[], bool] = lambda: True
     others: Sequence[Inputs] = ()
     renewed: Inputs | None = None
+    device: Device | None = None
     elsewhere: Callable[..., Any] | None = None
 
     def ask(self, question: Callable[..., Any], *details: Any) -> Any:
@@ -156,7 +163,33 @@ class CheckedCall:
 
 def observe_operator(call: CheckedCall, conditions: Conditions | None, around: Around) -> Observation:
     """Call the operator under these conditions."""
-    return observe_call(call.operator, call.inputs, conditions, around)
+    return observe_where_it_runs(call, call.inputs, conditions, around)
+
+
+def observe_where_it_runs(
+    call: CheckedCall,
+    inputs: Inputs,
+    conditions: Conditions | None = None,
+    around: Around = call_plainly,
+    transformed: Callable[[Function], Function] = lambda function: function,
+) -> Observation:
+    """Call the operator on these inputs, on its device if it has one. Raises NotJudged for an error that says nothing
+    of the operator: the device also answers `x + x` with an error there, for example since it knows no autocast."""
+    conditions = conditions or Conditions()
+    if call.device is None:
+        return observe_call(transformed(call.operator), inputs, conditions, around)
+    conditions = conditions.on(call.device)
+    seen = observe_call(transformed(call.operator), inputs, conditions, around)
+    if seen.error is not None and conditions.shows_values and not is_lost(call.device):
+        control = observe_call(transformed(double_inputs), inputs, conditions, around)
+        if control.error is not None:
+            raise NotJudged(f"the device has no answer to x + x there: {line_of(control.error)}")
+    return seen
+
+
+def double_inputs(*parts: Any) -> Any:
+    """Return the sum of each tensor and itself: what each device can compute."""
+    return [tensor.clone() if tensor.dtype is torch.bool else tensor + tensor for tensor in tensors(parts)]
 
 
 def observe_changes(call: CheckedCall, role: str) -> tuple[Observation, dict[str, tuple[str, str]]]:
@@ -164,7 +197,10 @@ def observe_changes(call: CheckedCall, role: str) -> tuple[Observation, dict[str
     assert call.reference is not None
     torch.manual_seed(SEED)  # as `observe_call` does before the call
     before = global_state(call.reference)
-    seen = observe_call(call.reference if role == "reference" else call.operator, call.inputs)
+    if role == "reference":
+        seen = observe_call(call.reference, call.inputs)
+    else:
+        seen = observe_where_it_runs(call, call.inputs)
     return seen, compare_states(before, global_state(call.reference))
 
 
@@ -189,7 +225,7 @@ def observe_call(
         written = taken_apart(map_leaves(given, as_observable))
         if error is not None:
             return observe((), written, target=conditions.reader, error=error)
-        result = result if conditions.reader else map_leaves(result, as_plain)
+        result = map_leaves(result, as_plain) if conditions.shows_values else result
         return observe({RESULT: taken_apart(result)}, written, target=conditions.reader, versions=versions)
     except Exception as raised:  # for example a result that reaches past the end of its storage
         return Observation(error=Raised.of(raised))
@@ -384,6 +420,7 @@ def compare_results(call: CheckedCall) -> Iterator[Found]:
             name = "mutation" if mismatch.oracle != "stride" else ""
         if name:
             yield name, mismatch
+    yield from results_elsewhere(got)
     for name in undeclared:
         yield "mutation", Mismatch("mutation", name, "the input as it was", show(got.tensors[name].value))
     for name in changed:
@@ -419,6 +456,15 @@ def in_one_dtype(want: Observation, got: Observation, call: CheckedCall) -> tupl
         return dataclasses.replace(seen, tensors={**seen.tensors, **cast})
 
     return converted(want), converted(got)
+
+
+def results_elsewhere(got: Observation) -> Iterator[Found]:
+    """Yield the results that are on another device than the inputs."""
+    devices = {seen.device for name, seen in got.tensors.items() if not of_result(name)}
+    for name, seen in got.tensors.items():
+        if of_result(name) and devices and seen.device not in devices:
+            texts = f"a tensor on {' or '.join(sorted(devices))}", f"one on {seen.device}"
+            yield "structure", Mismatch("structure", name, *texts, "the device")
 
 
 def partner_of(name: str) -> str:
@@ -479,8 +525,9 @@ def expect_error(call: CheckedCall) -> Iterator[Found]:
 
 def guard_memory(call: CheckedCall) -> Iterator[Found]:
     """Run the operator on memory between pages that allow no access. An access to them ends the process, and
-    `writes_beyond` says whether it was a write. The bytes in the gaps of an input must not change the result. They are
-    numbers of ordinary size, so that none of them vanishes in a sum."""
+    `writes_beyond` says whether it was a write. On a device, known bytes take the place of the pages. The bytes in the
+    gaps of an input, and those beside it on a device, must not change the result. They are numbers of ordinary size, so
+    that none of them vanishes in a sum."""
     sides: list[Observation] = []
     for guarded in (Guarded(gaps=0x3F), Guarded(at_end=False), Guarded(gaps=0x41)):
         seen, place, has_gaps = call.ask(observe_guarded, guarded)
@@ -491,21 +538,31 @@ def guard_memory(call: CheckedCall) -> Iterator[Found]:
             return
         if sides[0].error is not None or (len(sides) == 2 and not has_gaps):
             return
-    detail = "bytes in the gaps between the elements of an input change the result"
+    detail = "bytes between or beside the elements of an input change the result"
     for mismatch in of_results(mismatches_of(sides[0], sides[2], {"value", "shape"}, bits=True)):
         yield under("reads", mismatch, detail)
 
 
 def observe_guarded(call: CheckedCall, guarded: Guarded) -> tuple[Observation, str, bool]:
     """Call the operator on fenced memory. Return its answer, the place outside of its tensors where it wrote ("" for
-    none), and whether an input has gaps between its elements."""
-    seen = observe_operator(call, guarded, call_plainly)
-    return seen, guarded.trespassed(), any(fence.gaps.numel() for fence in guarded.fences)
+    none), and whether other bytes lie among those of its inputs. Raises NotJudged for a device whose memory cannot be
+    read."""
+    if call.device is None:
+        seen = observe_operator(call, guarded, call_plainly)
+        return seen, guarded.trespassed(), guarded.has_gaps
+    if not call.device.reads_storages:
+        raise NotJudged("the device does not show the memory around its tensors")
+    padded = guarded.on(call.device)
+    seen = observe_operator(call, padded, call_plainly)
+    return seen, padded.trespassed() if seen.error is None else "", padded.has_gaps
 
 
 def call_operator(call: CheckedCall) -> list[Found]:
-    """Call the operator, which may end the process or hang. There is no other difference to return."""
+    """Call the operator, which may end the process or hang. The only other difference is a device that it leaves
+    unusable."""
     call.actual()
+    if call.device is not None and is_lost(call.device):
+        return [("crash", Mismatch("crash", PROCESS, "an answer", LOST))]
     return []
 
 
@@ -556,20 +613,20 @@ def replay_call(call: CheckedCall) -> Iterator[Found]:
 
 def observe_replay(call: CheckedCall) -> tuple[Observation, Observation, Observation]:
     """Call the operator as `replay_call` says. Return the first result, the last one, and the first one afterwards."""
-    given = call.inputs()
+    sent = None if call.device is None else OnDevice(call.device, sent=True)
+    given, others = send_inputs(call), send_inputs(call)
     results: list[Any] = []
 
     def call_and_keep(function: Function, inputs: dict[str, Any]) -> Any:
         results.append(call_plainly(function, inputs))
         return results[-1]
 
-    first = observe_call(call.operator, lambda: given, None, call_and_keep)
+    first = observe_where_it_runs(call, lambda: given, sent, call_and_keep)
     if first.error is not None:
         return first, first, first
     shared = {storage_key(tensor) for tensor in tensors(given)}
     kept = map_leaves(results[0], lambda leaf: None if is_on(leaf, shared) else leaf)
-    first, until = observe({RESULT: taken_apart(kept)}), time.process_time() + LONG
-    others = call.inputs()
+    first, until = observe({RESULT: taken_apart(kept)}, target=call.device), time.process_time() + LONG
     for _ in range(MANY):
         if time.process_time() > until:
             break
@@ -577,8 +634,14 @@ def observe_replay(call: CheckedCall) -> tuple[Observation, Observation, Observa
     assert call.renewed is not None
     for old, new in zip(tensors(given), tensors(call.renewed()), strict=True):
         old.data.copy_(new)  # which raises no version counter
-    last = observe_call(call.operator, lambda: given)
-    return first, last, observe({RESULT: taken_apart(kept)})
+    last = observe_where_it_runs(call, lambda: given, sent)
+    return first, last, observe({RESULT: taken_apart(kept)}, target=call.device)
+
+
+def send_inputs(call: CheckedCall, inputs: dict[str, Any] | None = None) -> Any:
+    """Return inputs where the operator runs, by default those of the call."""
+    inputs = call.inputs() if inputs is None else inputs
+    return inputs if call.device is None else OnDevice(call.device).send(inputs)
 
 
 def is_on(leaf: Any, storages: Collection[int]) -> bool:
@@ -695,7 +758,7 @@ def differentiate_call(
     returned = tensors(call_plainly(function, copies))
     written = [each for each in tensors(copies) if version_of(each) and not any(each is other for other in returned)]
     results = [tensor for tensor in (*returned, *written) if is_differentiable(tensor)]
-    drawn = [(torch.randint(-8, 9, tensor.shape) / 8).to(tensor.dtype) for tensor in results]
+    drawn = [(torch.randint(-8, 9, tensor.shape) / 8).to(tensor.device, tensor.dtype) for tensor in results]
     pairs = [(tensor, lay(grad)) for tensor, grad in zip(results, drawn, strict=True) if tensor.requires_grad]
     if not pairs:
         return {"requires_grad": False}
@@ -779,7 +842,7 @@ def check_gradients(call: CheckedCall) -> Iterator[Found]:
 
 def check_finite_differences(call: CheckedCall) -> str:
     """Return how the operator's gradients differ from finite differences; "" if they do not. Raises NotJudged."""
-    inputs = map_leaves(call.inputs(), in_float64)
+    inputs = map_leaves(send_inputs(call, map_leaves(call.inputs(), in_float64)), as_leaf)
     variables = [tensor for tensor in tensors(inputs) if tensor.requires_grad]
     if not variables or sum(tensor.numel() for tensor in tensors(inputs)) > 200:
         return ""
@@ -808,9 +871,14 @@ def check_finite_differences(call: CheckedCall) -> str:
 
 
 def in_float64(leaf: Any) -> Any:
-    """Return a floating tensor in float64 that requires a gradient, and another leaf unchanged."""
+    """Return a floating tensor in float64, and another leaf unchanged."""
+    return leaf.detach().double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+
+
+def as_leaf(leaf: Any) -> Any:
+    """Return a floating tensor such that it requires a gradient, and another leaf unchanged."""
     floating = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
-    return leaf.detach().double().requires_grad_() if floating else leaf
+    return leaf.detach().requires_grad_() if floating else leaf
 
 
 # Transformations of torch
@@ -869,7 +937,7 @@ def compare_symbolic(call: CheckedCall) -> Iterator[Found]:
 
 def observe_other(call: CheckedCall, number: int) -> Observation:
     """Call the operator on its inputs, which are number 0, or on inputs of other sizes."""
-    return observe_call(call.operator, [call.inputs, *call.others][number])
+    return observe_where_it_runs(call, [call.inputs, *call.others][number])
 
 
 def symbolic_metadata(call: CheckedCall, sizes: Sequence[Any]) -> Any:
@@ -908,8 +976,10 @@ def compare_compiled(call: CheckedCall, check: str = "compile") -> Iterator[Foun
 
 def observe_compiled(call: CheckedCall, around: Around) -> tuple[Observation, bool]:
     """Call the operator under the compiler. Return its answer, and whether the compiler received a graph."""
-    assert call.transform is not None
-    seen = observe_call(raising_inner(call.transform(call.operator)), call.inputs, None, around)
+    transform = call.transform
+    assert transform is not None
+    compiled = lambda function: raising_inner(transform(function))  # noqa: E731
+    seen = observe_where_it_runs(call, call.inputs, None, around, compiled)
     return seen, call.received()
 
 
@@ -945,7 +1015,7 @@ def compare_vmap(call: CheckedCall) -> Iterator[Found]:
 
 def observe_stacked(call: CheckedCall, around: Around) -> Observation:
     """Call the operator on two entries of a new dimension."""
-    return observe_call(call.operator, lambda: stack_inputs(call.inputs()), None, around)
+    return observe_where_it_runs(call, lambda: stack_inputs(call.inputs()), None, around)
 
 
 def stack_inputs(inputs: dict[str, Any]) -> Any:
@@ -990,12 +1060,13 @@ def compare_autocast(call: CheckedCall) -> Iterator[Found]:
 
 def observe_cast(call: CheckedCall) -> Observation:
     """Call the operator on inputs that autocast has cast."""
-    return observe_call(call.operator, lambda: map_leaves(call.inputs(), in_bfloat16))
+    return observe_where_it_runs(call, lambda: map_leaves(call.inputs(), in_bfloat16))
 
 
 def call_under_autocast(function: Function, inputs: dict[str, Any]) -> Any:
     """Make the call under autocast to bfloat16."""
-    with torch.autocast("cpu", torch.bfloat16):
+    devices = [tensor.device.type for tensor in tensors(inputs) if not tensor.is_meta]
+    with torch.autocast(devices[0] if devices else "cpu", torch.bfloat16):
         return call_plainly(function, inputs)
 
 

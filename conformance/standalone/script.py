@@ -41,6 +41,7 @@ MODULES = (
     "standalone/torch_compat.py",
     "standalone/input_layout.py",
     "standalone/moving.py",
+    "standalone/device.py",
     "standalone/observation.py",
     "standalone/modes.py",
     "standalone/transforms.py",

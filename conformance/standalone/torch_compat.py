@@ -41,8 +41,8 @@ SYMBOLS: dict[str, str] = _since(
             "UntypedStorage._cdata"
         ),
         "torch._C": (
-            "DispatchKey DispatchKeySet _current_autograd_node _enter_dual_level _exit_dual_level "
-            "_get_privateuse1_backend_name"
+            "DispatchKey DispatchKeySet _current_autograd_node _dispatch_key_for_device _enter_dual_level "
+            "_exit_dual_level _get_privateuse1_backend_name"
         ),
         "torch._C._functorch": "TransformType maybe_current_level peek_interpreter_stack",
         "torch._ops": "OpOverload.redispatch",
@@ -475,6 +475,11 @@ def run_kernel(overload: Any, key: str, *args: Any, **kwargs: Any) -> Any:
     """Call the kernel of an operator's overload for the dispatch key of this name. This includes torch's composite
     kernels."""
     return overload.redispatch(DispatchKeySet(getattr(DispatchKey, key)), *args, **kwargs)
+
+
+def key_of_device(device: str) -> Any:
+    """Return the dispatch key of a type of devices."""
+    return getattr(DispatchKey, torch._C._dispatch_key_for_device(device))
 
 
 def out_form(operator: str) -> str:

@@ -40,7 +40,9 @@ def require_llvm() -> None:
 
 class TinyTarget(Target):
     name = "tiny"
-    facts = TargetFacts(oracles=frozenset(ORACLES), measures=(KERNELS, *CALLS, SCHEDULED), lazy=True)
+    facts = TargetFacts(
+        oracles=frozenset(ORACLES), measures=(KERNELS, *CALLS, SCHEDULED), lazy=True, survives_fork=True
+    )
     backend: Any
 
     def __init__(self, argument: str = "") -> None:

@@ -10,7 +10,7 @@ import signal
 import pytest
 import torch
 
-from conformance.standalone.fences import READ_ONLY, Fresh, fenced, trespassed
+from conformance.standalone.fences import READ_ONLY, Filled, Fresh, changed_outside, fenced, padded, trespassed
 
 
 def ends(work) -> int:
@@ -107,3 +107,42 @@ class TestFresh:
         """The byte of a bool is 0 or 1."""
         with Fresh(0xFF):
             assert torch.empty(2, dtype=torch.bool).view(torch.uint8).tolist() == [1, 1]
+
+
+class TestPadded:
+    """Known bytes beside a tensor, for memory without protected pages."""
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.int8, torch.complex64])
+    def test_the_geometry_stays(self, dtype):
+        """Values, strides and sharing are the same, and the unchanged bytes are no difference."""
+        base = torch.ones(6, 4).to(dtype)
+        copies = padded([base[1:].t(), base[0]], 0x3F)
+        assert torch.equal(copies[0], base[1:].t()) and copies[0].stride() == base[1:].t().stride()
+        assert copies[0].untyped_storage()._cdata == copies[1].untyped_storage()._cdata
+        assert changed_outside(copies, 0x3F) == ""
+
+    @pytest.mark.parametrize(
+        ("at", "place"), [(-1, "before its first"), (1, "in the gaps between"), (9, "behind its last")]
+    )
+    def test_a_write_outside_is_seen(self, at, place):
+        """Each place has a name."""
+        (copy,) = padded([torch.arange(10.0)[::2]])
+        copy.as_strided((1,), (1,), copy.storage_offset() + at).fill_(0)
+        assert changed_outside([copy]).startswith("4 bytes " + place)
+
+
+class TestFilled:
+    """New memory of a device."""
+
+    @pytest.mark.parametrize("pads", [True, False])
+    def test_it_holds_the_byte(self, pads):
+        """Every dtype, and the bytes beside it."""
+        with Filled(0x3C, "cpu", pads) as mode:
+            made = torch.empty(3), torch.empty(2, 3, dtype=torch.int16).t(), torch.empty(2, dtype=torch.bool)
+        assert made[0].view(torch.uint8).eq(0x3C).all() and made[1].eq(0x3C3C).all() and not made[2].any()
+        assert made[1].stride() == torch.empty(2, 3).t().stride()
+        assert len(mode.made) == 3 * pads
+        assert changed_outside(mode.made, 0x3C) == ""
+        if pads:
+            made[0].as_strided((1,), (1,), made[0].storage_offset() + 3).fill_(0)
+            assert changed_outside(mode.made, 0x3C) == "4 bytes behind its last byte"

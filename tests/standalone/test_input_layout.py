@@ -165,6 +165,6 @@ def test_calling_what_is_lacking_raises(monkeypatch):
     assert torch.equal(target.send(torch.arange(4.0)[1:]), torch.arange(4.0)[1:])
     monkeypatch.setattr("conformance.targets.cpu.lay_out", lay_out, raising=False)
     target = load_target("cpu:without=set_")
-    monkeypatch.setattr("conformance.engine.target.lay_out", lambda flat, like, lacks, alone: lay_out(flat, like))
+    monkeypatch.setattr("conformance.standalone.device.lay_out", lambda flat, like, lacks, alone: lay_out(flat, like))
     with pytest.raises(NotImplementedError, match="this device has no aten::set_"):
         target.send(torch.arange(4.0)[1:])

@@ -25,10 +25,10 @@ from conformance.sources.operator import tasks
 from conformance.sources.operator.table import CHECKS, SLOW_COMPILER, usual, with_fatal
 from conformance.sources.operator.tasks import Case, Subject
 
-FLAGS = ("like", "reference", "inputs", "checks", "exclude", "batch", "dtype", "limit", "memory", "strict",
+FLAGS = ("like", "reference", "inputs", "checks", "exclude", "batch", "device", "dtype", "limit", "memory", "strict",
          "check-scripts", "reports", *options.PLACE)  # fmt: skip
 WITHOUT = ("minutes", "compile-limit", "update-expectations", "expectations", *AGAIN)
-"""Flags of a session that the command does not offer: it judges an operator on torch CPU."""
+"""Flags of a session that the command does not offer: the harness itself runs on torch CPU."""
 
 
 class Operators(MeasuredCases):
@@ -58,8 +58,10 @@ class Operators(MeasuredCases):
             tuple(exclude.items()),
             tuple(batch.items()),
             args.limit or Subject.seconds,
+            args.device or "",
         )
-        self.excluded = [f"not judged: {name}: {reason}" for name, reason in exclude.items()]
+        self.remarks = [f"the operator runs on {args.device}"] if args.device else []
+        self.remarks += [f"not judged: {name}: {reason}" for name, reason in exclude.items()]
         return [Case(subject, name) for name in names if name not in exclude], [args.operator, *names]
 
     def prepare(self, session: Session) -> None:
@@ -80,7 +82,7 @@ class Operators(MeasuredCases):
     def execute(self, session: Session, seconds: float) -> Run:
         """See `MeasuredCases.execute`."""
         result = super().execute(session, seconds)
-        result.notes += self.excluded
+        result.notes += self.remarks
         for one in result.results:
             if one.late:
                 limit = "--limit" if SLOW_COMPILER in one.reason else "time of all checks"
@@ -113,7 +115,7 @@ def _description(file: Path) -> dict[str, object]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    about = "Judge an operator of your own on torch CPU, against a reference."
+    about = "Judge an operator of your own, on torch CPU or on a device, against a reference on torch CPU."
     others = ", ".join(name for name, check in CHECKS.items() if not check.usual)
     values = {"dtype": "float32", "limit": f"{Subject.seconds:g}", "memory": f"{Operators.usual.memory:g}",
               "check-scripts": f"{scripts.BUDGET:g}", "checks": f"all but {others}"}  # fmt: skip

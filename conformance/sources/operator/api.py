@@ -43,6 +43,7 @@ def check(
     seconds: float = SECONDS,
     budget: float = BUDGET,
     strict: bool = False,
+    device: str | None = None,
 ) -> list[Verdict]:
     """Judge an operator, and return the verdict of each check.
 
@@ -51,7 +52,9 @@ def check(
     `conformance/sources/operator/inputs.py`). `checks` names the checks that run, or is "all"; `exclude` maps checks to
     the reason why they do not run. `batch` maps arguments to the dimension that the check `batch` splits. `rtol` and
     `atol` replace the tolerances. `seconds` limits one call, and no call begins after `budget` seconds of processor
-    time: a warning then names the checks with fewer inputs, and with `strict` an AssertionError does.
+    time: a warning then names the checks with fewer inputs, and with `strict` an AssertionError does. `device` is the
+    name of a device of torch, or the spec of a target: the operator gets its inputs there, and the reference runs on
+    torch CPU.
 
     Raises AssertionError with the minimized script of the first difference, and UsageError for a request that cannot be
     carried out, or if no call was compared.
@@ -73,6 +76,7 @@ def check(
         near,
         budget,
         strict,
+        device,
     )
     trial, left = examination(request), Budget.of(request)
     result = [*verdicts(trial, request, left)]

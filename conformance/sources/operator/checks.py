@@ -17,16 +17,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from conformance.engine.loading import load_target
-from conformance.engine.target import Target
 from conformance.record.errors import UsageError
+from conformance.run.messages import Death, ExitReason
 from conformance.sources.operator import calls as kinds
 from conformance.sources.operator.answers import pack_answer, unpack_answer
 from conformance.sources.operator.calls import DrawnCall, Plan
-from conformance.sources.operator.forks import Fork
+from conformance.sources.operator.devices import loaded
+from conformance.sources.operator.forks import Fork, ForkDied
 from conformance.sources.operator.subject import Operator, by_finding_name, finding_name
 from conformance.standalone import operator_checks as checks
 from conformance.standalone import torch_compat
+from conformance.standalone.device import is_lost
 from conformance.standalone.moving import copied_to_host, map_leaves, moved, rebuild, tensors
 from conformance.standalone.observation import Foreign
 from conformance.standalone.operator_checks import (
@@ -45,13 +46,15 @@ CPU = torch.device("cpu")
 @dataclass(frozen=True)
 class Examination:
     """An operator, its reference, and the calls. `batch` are the dimensions that the check `batch` splits, by argument.
-    `exact` says whether an accuracy rule exists, and whether it holds for each element (None: there is none)."""
+    `exact` says whether an accuracy rule exists, and whether it holds for each element (None: there is none). `device`
+    is the spec of the target on which the operator runs; empty for torch CPU."""
 
     operator: Operator
     reference: Operator
     plan: Plan
     batch: Mapping[str, int] = field(default_factory=dict)
     exact: bool | None = None
+    device: str = ""
 
 
 def checked_call(trial: Examination, call: DrawnCall) -> CheckedCall:
@@ -111,12 +114,6 @@ def declared_aliases(operator: Operator) -> list[tuple[str, str]] | None:
             if argument.alias_info is not None and argument.alias_info.before_set & sets:
                 pairs.append((name, finding_name(argument.name)))
     return pairs
-
-
-@functools.cache
-def loaded(spec: str) -> Target:
-    """Return a target, loaded once."""
-    return load_target(spec)
 
 
 # What an operator lacks for a check
@@ -205,8 +202,9 @@ class Procedure:
 
     @contextlib.contextmanager
     def asked(self, trial: Examination, call: DrawnCall) -> Iterator[CheckedCall]:
-        """Context of the questions about a call, with the compiler if the procedure has one."""
-        checked = self.checked(trial, call)
+        """Context of the questions about a call, with the device of the operator, and the compiler if the procedure has
+        one."""
+        checked = replace(self.checked(trial, call), device=loaded(trial.device) if trial.device else None)
         if not self.compiler:
             yield checked
             return
@@ -228,7 +226,10 @@ class OperatorProcess(Fork):
     def ask(self, number: int, question: Callable[..., Any], *details: Any) -> Any:
         """Return the answer to a question about a call. Raises ForkDied, NotJudged, and UnknownAnswer."""
         self.send((number, question, details))
-        answer, reason = unpack_answer(self.receive(self.seconds, Connection.recv_bytes))
+        content = self.receive(self.seconds, Connection.recv_bytes)
+        if not content:
+            raise ForkDied(Death(ExitReason.CRASH, checks.LOST))
+        answer, reason = unpack_answer(content)
         if reason:
             raise NotJudged(reason)
         return answer
@@ -236,8 +237,9 @@ class OperatorProcess(Fork):
 
 def answer_questions(procedure: Procedure, trial: Examination, calls: Sequence[DrawnCall], pipe: Connection) -> None:
     """Answer the questions of `OperatorProcess.ask` until there are no more. An answer is a pair: the answer, and the
-    reason if the operator cannot be judged."""
-    with contextlib.ExitStack() as context:
+    reason if the operator cannot be judged, or nothing if the call has left the device unusable."""
+    device = loaded(trial.device) if trial.device else None
+    with device.entered() if device else contextlib.nullcontext(), contextlib.ExitStack() as context:
         current, call = -1, None
         while True:
             try:
@@ -251,7 +253,7 @@ def answer_questions(procedure: Procedure, trial: Examination, calls: Sequence[D
                 content = pack_answer((question(call, *details), ""))
             except NotJudged as error:
                 content = pack_answer((None, str(error)))
-            pipe.send_bytes(content)
+            pipe.send_bytes(b"" if device and is_lost(device) else content)
 
 
 def other_sizes(trial: Examination, call: DrawnCall) -> list[DrawnCall]:

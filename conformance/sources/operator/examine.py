@@ -31,9 +31,9 @@ from conformance.sources.operator.checks import (
     Examination,
     OperatorProcess,
     checked_call,
-    loaded,
     refusal_of,
 )
+from conformance.sources.operator.devices import loaded, prepared_device
 from conformance.sources.operator.forks import ForkDied, Send, forked, processor_time, processor_time_of
 from conformance.sources.operator.subject import Operator, operator_of
 from conformance.sources.operator.table import CHECKS, FATAL, SLOW_COMPILER, usual, with_fatal
@@ -78,7 +78,7 @@ class Difference:
 class Request:
     """A user's request: the operator, its reference, the inputs, and the checks. `exclude` maps checks to the reason
     why they do not run. `seconds` limits a call. After `budget` seconds of processor time no call begins. With
-    `strict`, a check with fewer inputs than planned fails."""
+    `strict`, a check with fewer inputs than planned fails. `device` names a target or a device."""
 
     operator: Callable[..., Any]
     like: Any = None
@@ -94,6 +94,7 @@ class Request:
     near: str = ""
     budget: float = BUDGET
     strict: bool = False
+    device: str | None = None
 
     def __post_init__(self) -> None:
         """Raise UsageError for an argument of another type."""
@@ -104,6 +105,7 @@ class Request:
             ("exclude", isinstance(self.exclude, Mapping), "map each check to a reason, {'vmap': 'why'}"),
             ("batch", isinstance(self.batch, Mapping), "map arguments to dimensions, {'x': 0}"),
             ("checks", names and all(isinstance(one, str) for one in self.checks or ()), "name them, ['values']"),
+            ("device", self.device is None or isinstance(self.device, str), "name it, 'tiny' or 'cuda'"),
             ("dtypes", is_list(self.dtypes) and all(isinstance(one, str) for one in self.dtypes), "name them"),
         ):
             if not holds:
@@ -172,10 +174,11 @@ def examination(request: Request) -> Examination:
         raise UsageError("give either like=, an operator of op_db, or reference= and inputs=")
     if (request.rtol is None) != (request.atol is None):
         raise UsageError("rtol= and atol= replace the tolerances together: give both or neither")
+    device = prepared_device(request.device) if request.device else ""
     if request.like is not None:
         if request.inputs is not None:
             raise UsageError("like= takes the inputs from op_db: give inputs= with reference= only")
-        return _like(request, operator_of(request.operator, request.near))
+        return replace(_like(request, operator_of(request.operator, request.near)), device=device)
     if request.inputs is None:
         raise UsageError(
             "reference= needs inputs=, for example {'x': 'float32[n, m]', 'sizes': {'n': '0..300', 'm': '1..9'}}"
@@ -186,7 +189,7 @@ def examination(request: Request) -> Examination:
     description = descriptions.parse(request.inputs)
     tolerances = request.rtol, request.atol
     plan = from_description(description, operator, functools.partial(refusal_of, reference.function), tolerances)
-    return Examination(operator, reference, plan, request.batch)
+    return Examination(operator, reference, plan, request.batch, device=device)
 
 
 def _like(request: Request, operator: Operator) -> Examination:
@@ -452,7 +455,8 @@ def examined(
                 for late in order[order.index(number) :]:
                     yield calls[late].kind, f"{SLOW_COMPILER} {seconds:g} s"
                 continue
-            check = "hang" if hangs else procedure.death if NO_ACCESS.search(content.said) else "crash"
+            fenced = not trial.device and NO_ACCESS.search(content.said)
+            check = "hang" if hangs else procedure.death if fenced else "crash"
             if check == "reads" and _writes(trial, calls[number], seconds):
                 check = "writes"
             yield Difference(check, Mismatch(check, PROCESS, "an answer", content.said), calls[number])

@@ -12,19 +12,21 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+from conformance.engine.loading import describe_target
 from conformance.program.capture import Unwritable
 from conformance.program.execute import make_inputs
 from conformance.program.steps.op import render
 from conformance.record.sentences import ELEMENTS, LONGEST, sentence
 from conformance.sources.operator.calls import DrawnCall
-from conformance.sources.operator.checks import PROCEDURES, Examination, checked_call, loaded, other_sizes, renewed
+from conformance.sources.operator.checks import PROCEDURES, Examination, checked_call, other_sizes, renewed
+from conformance.sources.operator.devices import loaded
 from conformance.sources.operator.examine import Difference
 from conformance.sources.operator.finding import program_of, variables
 from conformance.sources.operator.table import CHECKS, FATAL
-from conformance.standalone import operator_checks, script_end
+from conformance.standalone import device, operator_checks, script_end
 from conformance.standalone.moving import tensors
 from conformance.standalone.operator_checks import PROCESS, CheckedCall, of_result
-from conformance.standalone.script import MARKER, carried, defined, inert, own_name
+from conformance.standalone.script import MARKER, carried, defined, inert, load, own_name
 from conformance.standalone.tensor_source import NoSource, input_lines
 
 FACTS = ("dtype", "shape", "stride", "structure", "value", "storage")
@@ -66,12 +68,14 @@ def script(trial: Examination, finding: Difference, carry: bool = True) -> str:
         function = OF_PROCESS.get(finding.check, function)
         if finding.check != "crash":  # which ends the script's own process, as it ends the user's
             report, work = "report_in_fork", "check"
-    roots, taken = (function, "CheckedCall", report, "end_script"), bound_names("\n".join(reach))
+    roots: tuple[str, ...] = (function, "CheckedCall", report, "end_script")
+    taken = bound_names("\n".join(reach))
     function, made, report, end = (own_name(name, taken) for name in roots)
+    roots += ("NamedDevice",) if trial.device else ()
     made += f"({', '.join(call_arguments(trial, finding))})"
     check = ["def check():", f"    return {function}({made})"]
     rest = [MARKER, carried(roots, taken=taken), ""] if carry else []
-    main = ["def main():", *printing_lines(finding), f'    return {report}("{finding.check}", {work})', ""]
+    main = ["def main():", *printing_lines(trial, finding), f'    return {report}("{finding.check}", {work})', ""]
     reach += [] if carry else imports_of(roots, taken)
     head = [about, "import sys, torch", 'sys.path.append("")  # modules in the current folder are found, too']
     return "\n".join([*head, *reach, "", *calls, *check, "", *main, *rest, f"{end}(main)"]) + "\n"
@@ -80,8 +84,11 @@ def script(trial: Examination, finding: Difference, carry: bool = True) -> str:
 def imports_of(names: Sequence[str], taken: Collection[str]) -> list[str]:
     """Return the lines that import carried functions from this package."""
     lines = []
-    for module in (operator_checks, script_end):
-        own = [name + f" as {own_name(name, taken)}" * (name in taken) for name in names if hasattr(module, name)]
+    for module in (operator_checks, device, script_end):
+        defined = [name for name in names if getattr(getattr(module, name, None), "__module__", "") == module.__name__]
+        own = [name + f" as {own_name(name, taken)}" * (name in taken) for name in defined]
+        if not own:
+            continue
         lines.append(f"from {module.__name__} import {', '.join(own)}")
     return lines
 
@@ -89,7 +96,8 @@ def imports_of(names: Sequence[str], taken: Collection[str]) -> list[str]:
 def reaching_lines(trial: Examination, finding: Difference) -> list[str]:
     """Return the lines that import the operator, and what its check needs: the reference, modes, a compiler."""
     procedure = PROCEDURES[CHECKS[finding.check].procedure]
-    lines = [*trial.operator.lines]
+    loading = load(describe_target(trial.device).script(), False).head.splitlines()[1:] if trial.device else []
+    lines = [*loading, *trial.operator.lines]  # the first line imports torch
     if "reference" in procedure.uses:
         lines += [line for line in trial.reference.lines if line not in lines]
     if procedure.mode is not None:
@@ -158,19 +166,32 @@ def call_arguments(trial: Examination, finding: Difference) -> Iterator[str]:
         "others": "[other_inputs]" if call_of_other_sizes(trial, finding) else None,
         "renewed": "new_inputs",
     }
+    if trial.device:
+        given["device"] = device_of(trial)
     for one in fields(CheckedCall):
         text = given.get(one.name) if one.name in given else repr(getattr(checked, one.name))
-        if one.name in procedure.uses and text not in (None, repr(one.default)):
+        if one.name in (*procedure.uses, "device") and text not in (None, repr(one.default)):
             yield text if one.name == "reference" else f"{one.name}={text}"
 
 
-def printing_lines(finding: Difference) -> list[str]:
+def device_of(trial: Examination) -> str:
+    """Return the expression of the operator's device in a script."""
+    target = describe_target(trial.device)
+    missing = f", {sorted(target.missing)}" if target.missing else ""
+    return f"NamedDevice(DEVICE{missing}{', mode=MODE' if 'MODE' in defined(target.script()) else ''})"
+
+
+def printing_lines(trial: Examination, finding: Difference) -> list[str]:
     """Return the lines of `main` that print both results, if the operator and its reference have different ones."""
     if CHECKS[finding.check].procedure != "compare" or finding.check in FATAL or not of_result(finding.mismatch.where):
         return []
     if finding.mismatch.expected == "an answer":
         return []
-    return ['    print("expected", want(*inputs().values()))', '    print("got", got(*inputs().values()))']
+    lines = ['    print("expected", want(*inputs().values()))', '    print("got", got(*inputs().values()))']
+    if trial.device:
+        answer = "device.fetch(got(*device.send(inputs()).values()))"
+        lines[1:] = [f"    device = {device_of(trial)}", "    with device.active():", f'        print("got", {answer})']
+    return lines
 
 
 def bound_names(text: str) -> frozenset[str]:

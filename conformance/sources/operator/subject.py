@@ -25,7 +25,7 @@ from conformance.standalone.torch_compat import has_kernel
 
 PARAMETER = inspect.Parameter
 
-TAKEN = frozenset({"sys", "torch", "inputs", "other_inputs", "new_inputs", "want", "got", "check", "main", "transform"})
+TAKEN = frozenset("sys torch DEVICE device inputs other_inputs new_inputs want got check main transform".split())
 """Names that a script uses for itself."""
 
 

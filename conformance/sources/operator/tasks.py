@@ -25,7 +25,7 @@ MODULES = (__name__, "conformance.sources.operator.script")
 @dataclass(frozen=True)
 class Subject:
     """An operator and what to do with it, as text: paths of functions, the description of the inputs as JSON, the
-    checks, and the excluded ones with their reasons."""
+    checks, the excluded ones with their reasons, and the device."""
 
     operator: str
     like: str = ""
@@ -36,6 +36,7 @@ class Subject:
     exclude: tuple[tuple[str, str], ...] = ()
     batch: tuple[tuple[str, int], ...] = ()
     seconds: float = 20.0
+    device: str = ""
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ def _judging(subject: Subject) -> Judging:
         dict(subject.exclude),
         dict(subject.batch),
         seconds=subject.seconds,
+        device=subject.device or None,
         near=subject.operator.partition(":")[0] if ":" in subject.operator else "",
     )
     return Judging(request)

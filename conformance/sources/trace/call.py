@@ -18,9 +18,10 @@ from conformance.engine.executor import Execution
 from conformance.engine.judge import Judgement, OneAnswer, Terms
 from conformance.engine.rounding import Float64Reference, small_faults
 from conformance.engine.rules import LARGE, TIES, Arguments
-from conformance.engine.target import Target, copy_to_host
+from conformance.engine.target import Target
 from conformance.record.names import METADATA
 from conformance.sources.trace.references import WORKSPACE, reference_of
+from conformance.standalone.device import copy_to_host
 from conformance.standalone.moving import (
     copied_to_host,
     leaves,
