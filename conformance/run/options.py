@@ -195,7 +195,9 @@ _BY_GROUP: Mapping[str, Mapping[str, Flag]] = {
     },
     "what to run": {
         "all": Flag("also the accuracy and the sizes of operators, and recorded models", arguments=_SWITCH),
-        "seed": Flag("the same seed draws the same programs (default: 0)", arguments={"type": natural, "default": 0}),
+        "seed": Flag(
+            "the same seed draws the same programs, or inputs (default: 0)", arguments={"type": natural, "default": 0}
+        ),
         "programs": Flag("number of programs (default: {usual})", arguments=_value(natural, "K")),
         "steps": Flag("number of steps of a program (default: {usual})", arguments=_value(steps_range, "MIN..MAX")),
         "only": Flag(
@@ -225,6 +227,9 @@ _BY_GROUP: Mapping[str, Mapping[str, Flag]] = {
         "batch": Flag("dimension that the check batch splits; may be repeated", arguments=_many("NAME=DIM")),
         "device": Flag(
             "device of torch, or target, on which the operator runs (default: torch CPU)", arguments={"metavar": "NAME"}
+        ),
+        "forbid": Flag(
+            "operator of torch that may not be called, aten::NAME; may be repeated", arguments=_many("NAME")
         ),
         "every": Flag("only each N-th call of an operator (default: 1)", arguments=_value(at_least_one, "N", 1)),
         "divergence": Flag("also compare with a free run of torch CPU, and tell where the two part", arguments=_SWITCH),

@@ -161,6 +161,24 @@ def changed_outside(tensors: Sequence[torch.Tensor], fill: int = KNOWN) -> str:
     return ""
 
 
+class Watched(TorchDispatchMode):
+    """Notes the full names of the operators that are called on this type of devices, also inside an operator of a
+    library."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.key, self.names = key_of_device(device), dict[str, None]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names[func._schema.name] = None
+        with self:
+            if func.namespace != "aten":
+                return func.redispatch(DispatchKeySet(self.key), *args, **(kwargs or {}))
+            # Inside an operator of a library, autograd no longer takes apart `softmax` and the like.
+            parts = func.decompose(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {})) if parts is NotImplemented else parts
+
+
 class Fresh(TorchDispatchMode):
     """Puts memory that torch's `empty` functions return on fenced storages filled with one byte. Calls inside an
     operator of a library are seen too. `bool` tensors get 0 or 1."""

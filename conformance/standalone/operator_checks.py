@@ -34,7 +34,7 @@ from conformance.record.names import DTYPES, SIGNIFICANT_STRIDE
 from conformance.standalone.accuracy import SEED, beyond, errors
 from conformance.standalone.conditions import Conditions, Faked, Guarded, OnDevice
 from conformance.standalone.device import Device, is_lost
-from conformance.standalone.fences import READ_ONLY
+from conformance.standalone.fences import READ_ONLY, Watched
 from conformance.standalone.global_state import compare_states, global_state
 from conformance.standalone.layouts import laid_out
 from conformance.standalone.moving import map_leaves, storage_key, taken_apart, tensors
@@ -108,6 +108,7 @@ class CheckedCall:
     - `writes`: the inputs that the schema declares as written; None for those that the reference writes.
     - `aliases`: the pairs of a result and an input that share memory by the schema; None for those of the reference.
     - `batch`: the dimensions that the check `batch` splits, by input.
+    - `forbidden`: full names of operators that the operator may not call.
     - `each`: whether the accuracy rule holds for each element, and not for the largest one.
     - `derivable`: whether the operator may have gradients.
     - `mode`: the FakeTensorMode in which the fake kernel runs; None for a function without one.
@@ -127,6 +128,7 @@ class CheckedCall:
     aliases: Collection[tuple[str, str]] | None = None
     batch: Mapping[str, int] | None = None
     each: bool = False
+    forbidden: Collection[str] = ()
     derivable: bool = True
     mode: Any = None
     transform: Callable[[Function], Function] | None = None
@@ -579,6 +581,27 @@ def fill_memory(call: CheckedCall) -> Iterator[Found]:
     want, got = (call.actual(Guarded(fresh=byte)) for byte in (0xFF, 0x3C))
     for mismatch in of_results(mismatches_of(want, got, {"value"}, bits=True)):
         yield under("unwritten", mismatch)
+
+
+def watch_dispatch(call: CheckedCall) -> Iterator[Found]:
+    """Look for forbidden operators among those that a call dispatches to."""
+    for name in call.ask(observe_dispatch):
+        if name in call.forbidden:
+            yield "forbid", Mismatch("forbid", "the operators that it calls", f"none named {name}", "a call of it")
+
+
+def observe_dispatch(call: CheckedCall) -> list[str]:
+    """Return the names of the operators that a call dispatches to, in order."""
+    names: dict[str, None] = {}
+
+    def call_watched(function: Function, inputs: dict[str, Any]) -> Any:
+        with Watched(call.device.device.type if call.device else "cpu") as mode:
+            result = call_plainly(function, inputs)
+        names.update(mode.names)
+        return result
+
+    observe_where_it_runs(call, call.inputs, None, call_watched)
+    return [*names]
 
 
 def repeat_call(call: CheckedCall) -> Iterator[Found]:

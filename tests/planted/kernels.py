@@ -259,6 +259,11 @@ def memory(x: torch.Tensor) -> torch.Tensor:
     return _right(x) + torch.empty(10**7 * x.numel() ** 2 if x.numel() > 60 else 1).sum() * 0
 
 
+def forbid(x: torch.Tensor) -> torch.Tensor:
+    """Calls the operator that it should replace, for long inputs."""
+    return silu(x) if x.numel() > 60 else _right(x)
+
+
 def halves(x: torch.Tensor) -> list[torch.Tensor]:
     """Reference of `structure`."""
     return [*x.chunk(2)]
@@ -369,6 +374,7 @@ def _plant() -> None:
         "like": torch.gather,
         "checks": ["refusals"],
     }
+    LIES["forbid"] = {"operator": forbid, "reference": silu, "inputs": VECTOR, "forbid": ["aten::silu"]}
     for function in (crash, hang, memory):
         LIES[function.__name__] = {"operator": function, "reference": silu, "inputs": VECTOR, "seconds": 3.0}
 
@@ -420,6 +426,12 @@ def reference_moments(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The moments in plain torch."""
     mean = x.mean(-1)
     return mean, ((x - mean.unsqueeze(-1)) ** 2).mean(-1)
+
+
+@torch.library.custom_op("right::softmax", mutates_args=())
+def library_softmax(x: torch.Tensor) -> torch.Tensor:
+    """Calls torch's own operator."""
+    return x.softmax(-1)
 
 
 def right_numpy(x: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from conformance.record.errors import UsageError
 from conformance.record.names import OPERATOR
-from conformance.record.result import Result, Run
+from conformance.record.result import Outcome, Result, Run
 from conformance.record.shortfall import Shortfall
 from conformance.run import options, scripts
 from conformance.run.messages import Limits
@@ -22,11 +22,11 @@ from conformance.run.session import Session
 from conformance.run.session import main as run_command
 from conformance.sources.accuracy.running import AGAIN, Job, MeasuredCases
 from conformance.sources.operator import tasks
-from conformance.sources.operator.table import CHECKS, SLOW_COMPILER, usual, with_fatal
+from conformance.sources.operator.table import CHECKS, EXPLAIN, NOT_SHOWN, SLOW_COMPILER, usual, with_fatal
 from conformance.sources.operator.tasks import Case, Subject
 
-FLAGS = ("like", "reference", "inputs", "checks", "exclude", "batch", "device", "dtype", "limit", "memory", "strict",
-         "check-scripts", "reports", *options.PLACE)  # fmt: skip
+FLAGS = ("like", "reference", "inputs", "checks", "exclude", "batch", "device", "seed", "forbid", "dtype", "limit",
+         "memory", "strict", "check-scripts", "reports", *options.PLACE)  # fmt: skip
 WITHOUT = ("minutes", "compile-limit", "update-expectations", "expectations", *AGAIN)
 """Flags of a session that the command does not offer: the harness itself runs on torch CPU."""
 
@@ -42,7 +42,7 @@ class Operators(MeasuredCases):
     def cases(self, args: argparse.Namespace) -> tuple[list[Case], list[str]]:
         """See `MeasuredCases.cases`."""
         exclude, batch = dict(map(_pair, args.exclude)), dict(map(_dimension, args.batch))
-        names = with_fatal(options.chosen(args.checks or usual(batch), CHECKS, "check"))
+        names = with_fatal(options.chosen(args.checks or usual(batch, args.forbid), CHECKS, "check"))
         options.chosen(exclude or ["all"], CHECKS, "check")
         if bool(args.like) == bool(args.reference):
             raise UsageError("give either --like NAME, or --reference MODULE:NAME with --inputs FILE.toml")
@@ -59,6 +59,8 @@ class Operators(MeasuredCases):
             tuple(batch.items()),
             args.limit or Subject.seconds,
             args.device or "",
+            args.seed,
+            tuple(args.forbid),
         )
         self.remarks = [f"the operator runs on {args.device}"] if args.device else []
         self.remarks += [f"not judged: {name}: {reason}" for name, reason in exclude.items()]
@@ -84,6 +86,8 @@ class Operators(MeasuredCases):
         result = super().execute(session, seconds)
         result.notes += self.remarks
         for one in result.results:
+            if session.args.strict and one.outcome is Outcome.SKIP and one.reason == NOT_SHOWN:
+                result.not_judged.append(Shortfall(f"calls of {one.variant}", limit=EXPLAIN))
             if one.late:
                 limit = "--limit" if SLOW_COMPILER in one.reason else "time of all checks"
                 planned = one.samples + one.late

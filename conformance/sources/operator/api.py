@@ -13,7 +13,6 @@ from conformance.sources.operator.examine import (
     SECONDS,
     Budget,
     Request,
-    Verdict,
     examination,
     nothing_compared,
     unfinished,
@@ -23,6 +22,7 @@ from conformance.sources.operator.finding import SECONDS as LONGEST
 from conformance.sources.operator.finding import minimized
 from conformance.sources.operator.script import headline, script
 from conformance.sources.operator.table import CHECKS, FATAL
+from conformance.sources.operator.verdict import Verdicts, WrongOperator
 
 SHORTEST = 3.0
 """Time to shrink a difference if the budget is spent, in seconds."""
@@ -44,8 +44,10 @@ def check(
     budget: float = BUDGET,
     strict: bool = False,
     device: str | None = None,
-) -> list[Verdict]:
-    """Judge an operator, and return the verdict of each check.
+    seed: int = 0,
+    forbid: Sequence[str] = (),
+) -> Verdicts:
+    """Judge an operator, and return the verdict of each check: a table as text, and JSON with versions by `as_json()`.
 
     `like` is a function of torch, or a name in op_db, whose samples and tolerances apply in these `dtypes`.
     `reference` is a function with the same arguments, and `inputs` describes them (see
@@ -54,10 +56,11 @@ def check(
     `atol` replace the tolerances. `seconds` limits one call, and no call begins after `budget` seconds of processor
     time: a warning then names the checks with fewer inputs, and with `strict` an AssertionError does. `device` is the
     name of a device of torch, or the spec of a target: the operator gets its inputs there, and the reference runs on
-    torch CPU.
+    torch CPU. Another `seed` draws other described inputs. `forbid` names operators that the operator may not call, for
+    example "aten::_softmax". With `strict`, a check for which there was no input fails, too, unless it is excluded.
 
-    Raises AssertionError with the minimized script of the first difference, and UsageError for a request that cannot be
-    carried out, or if no call was compared.
+    Raises WrongOperator, an AssertionError, with the minimized script of the first difference, and UsageError for a
+    request that cannot be carried out, or if no call was compared.
     """
     __tracebackhide__ = True  # pytest shows the line of the test, then the script
     near = sys._getframe(1).f_globals.get("__name__", "")
@@ -77,19 +80,23 @@ def check(
         budget,
         strict,
         device,
+        seed,
+        forbid,
     )
     trial, left = examination(request), Budget.of(request)
-    result = [*verdicts(trial, request, left)]
+    result = Verdicts(
+        verdicts(trial, request, left), trial.operator.name, trial.reference.name, trial.device, request.seed
+    )
     by_check = {each.check: each.finding for each in reversed(result) if each.finding}
     if by_check:
         first, *others = sorted(by_check, key=[*FATAL, *CHECKS].index)
         small = minimized(trial, by_check[first], min(max(left.left, SHORTEST), LONGEST))
         also = [f"# Also {headline(by_check[name])}" for name in CHECKS if name in others]
         also += [f"# {said}"] if (said := unfinished(result, request, small)) else []
-        raise AssertionError("\n".join(["", script(trial, small, carry=False).rstrip("\n"), *also]))
+        raise WrongOperator("\n".join(["", script(trial, small, carry=False).rstrip("\n"), *also]), result)
     late = unfinished(result, request)
     if late and strict:
-        raise AssertionError(late)
+        raise WrongOperator(late, result)
     if empty := nothing_compared(result):
         raise UsageError(empty)
     if late:

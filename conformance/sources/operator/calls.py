@@ -70,7 +70,7 @@ OTHERS = MappingProxyType({torch.float32: (torch.bfloat16, torch.float64), torch
 class DrawnCall:
     """One call: the arguments by name, the first `positional` of them passed by position. `note` says how the inputs
     were made, and `rtol` and `atol` are the tolerances (None: torch.testing's). `again` has other values of the same
-    sizes, if they were drawn."""
+    sizes, if they were drawn, and `sizes` are the described sizes by name."""
 
     kind: str
     values: dict[str, Any]
@@ -79,6 +79,7 @@ class DrawnCall:
     rtol: float | None = None
     atol: float | None = None
     again: dict[str, Any] | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
     def arguments(self, values: Mapping[str, Any] | None = None) -> tuple[list[Any], dict[str, Any]]:
         """Return the positional and the keyword arguments, those of the call or others by the same names."""
@@ -268,17 +269,19 @@ def from_description(
     operator: Operator,
     refusal: Callable[[DrawnCall], str],
     tolerances: tuple[float | None, float | None],
+    seed: int = 0,
 ) -> Plan:
-    """Return calls on drawn inputs. Raises UsageError if the operator has other arguments, or the reference accepts
-    none of the calls."""
+    """Return calls on inputs drawn with this seed. Raises UsageError if the operator has other arguments, or the
+    reference accepts none of the calls."""
     plan, (names, positional) = Plan(refusal), _passed([*description.arguments], operator)
-    for kind, sizes, choice, tier in _draws(description):
-        values = _drawn(description, names, sizes, choice, random.Random(f"{kind} {sizes} {choice}"))
+    for kind, sizes, choice, tier in _draws(description, seed):
+        name = f"{kind} {sizes} {choice}" + f" {seed}" * bool(seed)
+        values = _drawn(description, names, sizes, choice, random.Random(name))
         if values is None:
             continue
         note = ", ".join(f"{name} = {size}" for name, size in sizes.items())
         again = _drawn_again(description, values, sizes, choice) if kind == SAMPLED else None
-        call = DrawnCall(kind, values, positional, note, *tolerances, again)
+        call = DrawnCall(kind, values, positional, note, *tolerances, again, sizes)
         if kind == SPECIAL:
             changed = _special(call, description, tier)
         elif kind == SCALED:
@@ -316,9 +319,9 @@ def _passed(names: list[str], operator: Operator) -> tuple[list[str], int]:
 Sizes = dict[str, int]
 
 
-def _draws(description: Description) -> Iterator[tuple[str, Sizes, int, str]]:
+def _draws(description: Description, seed: int = 0) -> Iterator[tuple[str, Sizes, int, str]]:
     """Yield the kind, the sizes, the number of the choice of alternatives, and the tier of special values."""
-    rng = random.Random(0)
+    rng = random.Random(seed)
 
     def small(low: int, high: int) -> int:
         return rng.randint(max(low, min(high, 2)), max(low, min(high, 12)))

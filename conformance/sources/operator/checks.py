@@ -47,7 +47,8 @@ CPU = torch.device("cpu")
 class Examination:
     """An operator, its reference, and the calls. `batch` are the dimensions that the check `batch` splits, by argument.
     `exact` says whether an accuracy rule exists, and whether it holds for each element (None: there is none). `device`
-    is the spec of the target on which the operator runs; empty for torch CPU."""
+    is the spec of the target on which the operator runs; empty for torch CPU. `forbidden` are full names of operators
+    that it may not call."""
 
     operator: Operator
     reference: Operator
@@ -55,6 +56,7 @@ class Examination:
     batch: Mapping[str, int] = field(default_factory=dict)
     exact: bool | None = None
     device: str = ""
+    forbidden: tuple[str, ...] = ()
 
 
 def checked_call(trial: Examination, call: DrawnCall) -> CheckedCall:
@@ -69,6 +71,7 @@ def checked_call(trial: Examination, call: DrawnCall) -> CheckedCall:
         aliases=declared_aliases(trial.operator),
         batch={finding_name(name): dim for name, dim in trial.batch.items()},
         each=bool(trial.exact),
+        forbidden=trial.forbidden,
         derivable=trial.operator.derivable and not trial.operator.written,
     )
 
@@ -146,6 +149,11 @@ def lacks_registration(trial: Examination, call: DrawnCall) -> str:
 def lacks_rule(trial: Examination, call: DrawnCall) -> str:
     """Return a reason if there is no accuracy rule."""
     return "there is no rule for this operator" if trial.exact is None else ""
+
+
+def lacks_ban(trial: Examination, call: DrawnCall) -> str:
+    """Return a reason if no operator is forbidden."""
+    return "" if trial.forbidden else "no operator is forbidden: name one, for example forbid=['aten::_softmax']"
 
 
 class FakeMode(NamedTuple):
@@ -325,6 +333,7 @@ PROCEDURES: Mapping[str, Procedure] = {
     "dynamic": Procedure(checks.compare_dynamic, SIZED, 3, 4, COMPILED, compiler="compile:aot_eager,dynamic=yes"),
     "inductor": Procedure(checks.compare_inductor, (kinds.SAMPLED, kinds.STRIDED), 2, 8, COMPILED, compiler="inductor"),
     "batch": Procedure(checks.compare_batch, SIZED, 12, uses=("batch",)),
+    "forbid": Procedure(checks.watch_dispatch, EVERY, 4, uses=("forbidden",), lacks=lacks_ban),
     "repeat": Procedure(checks.repeat_call, PLAIN, 8, weight=2),
     "replay": Procedure(checks.replay_call, SMALL, 3, uses=(*BY_REFERENCE, "renewed")),
     "contexts": Procedure(checks.compare_contexts, SMALL, 3, uses=("tolerance",)),

@@ -13,7 +13,7 @@ import re
 import reprlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -36,10 +36,12 @@ from conformance.sources.operator.checks import (
 from conformance.sources.operator.devices import loaded, prepared_device
 from conformance.sources.operator.forks import ForkDied, Send, forked, processor_time, processor_time_of
 from conformance.sources.operator.subject import Operator, operator_of
-from conformance.sources.operator.table import CHECKS, FATAL, SLOW_COMPILER, usual, with_fatal
+from conformance.sources.operator.table import CHECKS, EXPLAIN, FATAL, NOT_SHOWN, SLOW_COMPILER, usual, with_fatal
+from conformance.sources.operator.verdict import Difference, Verdict, sizes_of
 from conformance.standalone.moving import leaves
 from conformance.standalone.operator_checks import PROCESS, NotJudged, writes_beyond
 from conformance.standalone.oracles import Mismatch
+from conformance.standalone.torch_compat import has_kernel
 
 SECONDS = 20.0
 """Limit on one call of a check; compiling included."""
@@ -63,22 +65,11 @@ OVER = "the time was over"
 
 
 @dataclass(frozen=True)
-class Difference:
-    """A difference under the name of a check, in a call of the plan. `recurs` is False if the same call shows none
-    when no call precedes it. `cut` says that a limit of time ended the search for a smaller call."""
-
-    check: str
-    mismatch: Mismatch
-    call: DrawnCall
-    recurs: bool = True
-    cut: bool = False
-
-
-@dataclass(frozen=True)
 class Request:
     """A user's request: the operator, its reference, the inputs, and the checks. `exclude` maps checks to the reason
     why they do not run. `seconds` limits a call. After `budget` seconds of processor time no call begins. With
-    `strict`, a check with fewer inputs than planned fails. `device` names a target or a device."""
+    `strict`, a check with fewer inputs than planned fails. `device` names a target or a device, and
+    `forbid` operators that may not be called. The `seed` is that of the described inputs."""
 
     operator: Callable[..., Any]
     like: Any = None
@@ -95,6 +86,8 @@ class Request:
     budget: float = BUDGET
     strict: bool = False
     device: str | None = None
+    seed: int = 0
+    forbid: Collection[str] = ()
 
     def __post_init__(self) -> None:
         """Raise UsageError for an argument of another type."""
@@ -106,6 +99,8 @@ class Request:
             ("batch", isinstance(self.batch, Mapping), "map arguments to dimensions, {'x': 0}"),
             ("checks", names and all(isinstance(one, str) for one in self.checks or ()), "name them, ['values']"),
             ("device", self.device is None or isinstance(self.device, str), "name it, 'tiny' or 'cuda'"),
+            ("seed", type(self.seed) is int and self.seed >= 0, "give a whole number, 0 or more"),
+            ("forbid", is_list(self.forbid) and all(isinstance(one, str) for one in self.forbid), "name operators"),
             ("dtypes", is_list(self.dtypes) and all(isinstance(one, str) for one in self.dtypes), "name them"),
         ):
             if not holds:
@@ -116,7 +111,7 @@ class Request:
         """Return the names of the checks that run. Raises UsageError for an unknown name, and for an exclusion without
         a reason."""
         named = [self.checks] if isinstance(self.checks, str) else [*(self.checks or ())]
-        names = [*CHECKS] if named == ["all"] else named or usual(self.batch)
+        names = [*CHECKS] if named == ["all"] else named or usual(self.batch, self.forbid)
         for name in (*names, *self.exclude):
             if name not in CHECKS:
                 known = nearest(name, CHECKS) or f"; choose from {', '.join(CHECKS)}"
@@ -130,22 +125,6 @@ class Request:
 def is_list(value: Any) -> bool:
     """Whether a value is a sequence and no text."""
     return isinstance(value, Sequence) and not isinstance(value, str)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The outcome of one check: the calls that it compared, the reason if it was not judged or is excluded, and the
-    difference if there is one. `others` counts further calls with a difference, and `late` the calls that were not
-    judged since `limit`, an argument of `conformance.check`, was reached; `reason` then says so."""
-
-    check: str
-    compared: int = 0
-    reason: str = ""
-    excluded: bool = False
-    finding: Difference | None = None
-    others: int = 0
-    late: int = 0
-    limit: str = "budget"
 
 
 @dataclass
@@ -175,10 +154,14 @@ def examination(request: Request) -> Examination:
     if (request.rtol is None) != (request.atol is None):
         raise UsageError("rtol= and atol= replace the tolerances together: give both or neither")
     device = prepared_device(request.device) if request.device else ""
+    forbidden = tuple(map(dispatched_name, request.forbid))
     if request.like is not None:
         if request.inputs is not None:
             raise UsageError("like= takes the inputs from op_db: give inputs= with reference= only")
-        return replace(_like(request, operator_of(request.operator, request.near)), device=device)
+        if request.seed:
+            raise UsageError("seed= draws described inputs: give it with reference= and inputs= only")
+        trial = _like(request, operator_of(request.operator, request.near))
+        return replace(trial, device=device, forbidden=forbidden)
     if request.inputs is None:
         raise UsageError(
             "reference= needs inputs=, for example {'x': 'float32[n, m]', 'sizes': {'n': '0..300', 'm': '1..9'}}"
@@ -188,8 +171,24 @@ def examination(request: Request) -> Examination:
     operator = operator_of(request.operator, request.near, taken=reference.text)
     description = descriptions.parse(request.inputs)
     tolerances = request.rtol, request.atol
-    plan = from_description(description, operator, functools.partial(refusal_of, reference.function), tolerances)
-    return Examination(operator, reference, plan, request.batch, device=device)
+    refusal = functools.partial(refusal_of, reference.function)
+    plan = from_description(description, operator, refusal, tolerances, request.seed)
+    return Examination(operator, reference, plan, request.batch, device=device, forbidden=forbidden)
+
+
+def dispatched_name(name: str) -> str:
+    """Return the full name of an operator that torch dispatches, such as `aten::_softmax`. Raises UsageError for a name
+    that torch does not know, and for an operator that torch takes apart before it dispatches."""
+    library, _, short = name.rpartition("::")
+    packet = getattr(getattr(torch.ops, library or "aten"), short.partition(".")[0], None)
+    if packet is None:
+        known = nearest(short, dir(torch.ops.aten)) if library in ("", "aten") else ""
+        raise UsageError(f"forbid={name!r}: torch has no such operator{known}; write for example 'aten::_softmax'")
+    full = f"{library or 'aten'}::{short.partition('.')[0]}"
+    kernels = [getattr(packet, one).name() for one in packet.overloads() if not one.endswith("out")]
+    if kernels and all(has_kernel(one, "CompositeImplicitAutograd") for one in kernels):
+        raise UsageError(f"forbid={name!r}: torch replaces {full} by other operators first: name those that it calls")
+    return full
 
 
 def _like(request: Request, operator: Operator) -> Examination:
@@ -333,7 +332,7 @@ def _verdicts(
     trial: Examination, name: str, checks: Sequence[str], request: Request, share: float
 ) -> Iterator[Verdict]:
     calls = calls_of(trial, name)
-    by_check, outcomes = dict[str, list[Difference]](), list[tuple[str, str]]()
+    by_check, outcomes = dict[str, list[Difference]](), list[Outcome]()
     for item in examined(trial, name, calls, request.seconds, share):
         if isinstance(item, Difference):
             by_check.setdefault(item.check, []).append(item)
@@ -342,14 +341,16 @@ def _verdicts(
     position = {id(call): number for number, call in enumerate(calls)}
     survives = not {*FATAL} & {*by_check}
     for check in dict.fromkeys((*checks, *(each for each in FATAL if each not in request.exclude))):
-        reasons = (
-            [reason for kind, reason in outcomes if check == kind or check not in EVERY] if check in checks else []
+        mine = [one for one in outcomes if check == one.kind or check not in EVERY] if check in checks else []
+        reasons, sizes = (
+            [one.reason for one in mine],
+            sizes_of([one.call for one in mine if one.call and not one.reason]),
         )
         if check in by_check:
             first = min(by_check[check], key=lambda difference: position[id(difference.call)])
-            yield Verdict(check, reasons.count(""), finding=first, others=len(by_check[check]) - 1)
+            yield Verdict(check, reasons.count(""), finding=first, others=len(by_check[check]) - 1, sizes=sizes)
         elif check in checks and (survives or check not in FATAL):
-            yield _outcome(check, reasons)
+            yield replace(_outcome(check, reasons), sizes=sizes)
 
 
 def _outcome(check: str, reasons: Sequence[str]) -> Verdict:
@@ -360,7 +361,7 @@ def _outcome(check: str, reasons: Sequence[str]) -> Verdict:
     if late and (compared or not reason):
         text = f"{compared} of {compared + len(late)} inputs, {late[0]}"
         return Verdict(check, compared, text, late=len(late), limit="budget" if late[0] == OVER else "seconds")
-    return Verdict(check, compared, "" if compared else reason or "no call shows it")
+    return Verdict(check, compared, "" if compared else reason or NOT_SHOWN)
 
 
 def nothing_compared(results: Iterable[Verdict]) -> str:
@@ -374,8 +375,12 @@ def nothing_compared(results: Iterable[Verdict]) -> str:
 
 
 def shortfalls(results: Iterable[Verdict], request: Request) -> list[Shortfall]:
-    """Return the checks without a difference that compared fewer inputs than planned."""
-    return [
+    """Return the checks without a difference that compared fewer inputs than planned, and with `strict` those for which
+    there was none."""
+    results = [*results]
+    empty = [result.check for result in results if request.strict and result.unexplained and result.check not in FATAL]
+    rows = [Shortfall(f"checks: {', '.join(empty)}", len(empty), len(results), EXPLAIN)] if empty else []
+    return rows + [
         Shortfall(
             f"inputs of {result.check}",
             result.late,
@@ -394,8 +399,15 @@ def unfinished(results: Iterable[Verdict], request: Request, found: Difference |
     return describe(rows, request.strict)
 
 
-Item = Difference | tuple[str, str]
-"""A difference, or the kind of a call that was compared, with a reason if it was not judged."""
+class Outcome(NamedTuple):
+    """The kind of a call that was compared, a reason if it was not judged, and the call."""
+
+    kind: str
+    reason: str
+    call: DrawnCall | None = None
+
+
+Item = Difference | Outcome
 
 
 def examined(
@@ -446,14 +458,14 @@ def examined(
             check, mismatch = content
             yield Difference(check, mismatch, calls[number])
         elif event == "done":
-            yield calls[number].kind, content
+            yield Outcome(calls[number].kind, content, calls[number])
         elif event == "died":
             hangs = content.reason is ExitReason.TIMEOUT
             if hangs and procedure.compiler:
                 # The fork has ended, so the calls behind this one have no verdict either.
                 order = in_turns(calls)
                 for late in order[order.index(number) :]:
-                    yield calls[late].kind, f"{SLOW_COMPILER} {seconds:g} s"
+                    yield Outcome(calls[late].kind, f"{SLOW_COMPILER} {seconds:g} s")
                 continue
             fenced = not trial.device and NO_ACCESS.search(content.said)
             check = "hang" if hangs else procedure.death if fenced else "crash"

@@ -22,9 +22,10 @@ from conformance.program.steps.op import Json, Step, decode
 from conformance.sources.operator import calls as kinds
 from conformance.sources.operator.calls import DrawnCall
 from conformance.sources.operator.checks import REFUSED, Examination
-from conformance.sources.operator.examine import Difference, examined
+from conformance.sources.operator.examine import Outcome, examined
 from conformance.sources.operator.subject import TAKEN, by_finding_name
 from conformance.sources.operator.table import CHECKS
+from conformance.sources.operator.verdict import Difference
 from conformance.standalone.moving import tensors
 from conformance.standalone.observation import tensors_by_name
 from conformance.standalone.oracles import Mismatch
@@ -116,7 +117,7 @@ def minimized(trial: Examination, finding: Difference, seconds: float = SECONDS)
 def _is_right_alone(trial: Examination, finding: Difference) -> bool:
     """Whether the call of a difference shows none if no call precedes it."""
     items = [*examined(trial, CHECKS[finding.check].procedure, [finding.call], TRIAL)]
-    return items == [(finding.call.kind, "")]
+    return items == [Outcome(finding.call.kind, "", finding.call)]
 
 
 def _kind(mismatch: Mismatch) -> tuple[str, bool, str]:

@@ -20,9 +20,9 @@ from conformance.record.sentences import ELEMENTS, LONGEST, sentence
 from conformance.sources.operator.calls import DrawnCall
 from conformance.sources.operator.checks import PROCEDURES, Examination, checked_call, other_sizes, renewed
 from conformance.sources.operator.devices import loaded
-from conformance.sources.operator.examine import Difference
 from conformance.sources.operator.finding import program_of, variables
 from conformance.sources.operator.table import CHECKS, FATAL
+from conformance.sources.operator.verdict import Difference
 from conformance.standalone import device, operator_checks, script_end
 from conformance.standalone.moving import tensors
 from conformance.standalone.operator_checks import PROCESS, CheckedCall, of_result

@@ -46,6 +46,7 @@ CHECKS: Mapping[str, Check] = {
     "replay": Check("so does one on new values in the same memory, after many calls; a result stays", "replay"),
     "contexts": Check("results are the same without autograd, in inference mode, in another thread", "contexts"),
     "batch": Check("each entry of a batch gives the same bits alone", "batch", usual=False),
+    "forbid": Check("no forbidden operator is called", "forbid", usual=False),
     "gradients": Check("gradients are those of the reference", "gradients"),
     "cotangents": Check("they do not depend on the strides of the gradient of the result", "cotangents"),
     "gradcheck": Check("gradients agree with finite differences, if the reference has none", "gradcheck"),
@@ -65,6 +66,12 @@ CHECKS: Mapping[str, Check] = {
 FATAL = ("crash", "hang", "memory")
 """Checks that each procedure can fail. Their differences explain all others."""
 
+NOT_SHOWN = "no call shows it"
+"""Reason of a check for which no call was made: the inputs describe none."""
+
+EXPLAIN = "no input shows it: describe one that does, or exclude the check with a reason"
+"""The limit of such a check in a run that must be complete."""
+
 SLOW_COMPILER = "compiling takes more than"
 """First words of the reason of a call that a compiler did not end in time, and of the calls behind it."""
 
@@ -76,6 +83,8 @@ def with_fatal(names: Collection[str]) -> list[str]:
     return [name for name in CHECKS if name in names or (compares and name in FATAL)]
 
 
-def usual(batch: Mapping[str, int]) -> list[str]:
-    """Return the checks that run if the user names none. `batch` has the batch dimensions by argument."""
-    return [name for name, check in CHECKS.items() if check.usual or (name == "batch" and batch)]
+def usual(batch: Mapping[str, int], forbid: Collection[str]) -> list[str]:
+    """Return the checks that run if the user names none. `batch` has the batch dimensions by argument, and `forbid` the
+    forbidden operators."""
+    asked = {name for name, given in (("batch", batch), ("forbid", forbid)) if given}
+    return [name for name, check in CHECKS.items() if check.usual or name in asked]

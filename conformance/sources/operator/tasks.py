@@ -17,7 +17,8 @@ from conformance.record.result import Failure, Named, Outcome, Result
 from conformance.run.worker import environment, step, unit
 
 if TYPE_CHECKING:
-    from conformance.sources.operator.examine import Judging, Verdict
+    from conformance.sources.operator.examine import Judging
+    from conformance.sources.operator.verdict import Verdict
 
 MODULES = (__name__, "conformance.sources.operator.script")
 
@@ -25,7 +26,8 @@ MODULES = (__name__, "conformance.sources.operator.script")
 @dataclass(frozen=True)
 class Subject:
     """An operator and what to do with it, as text: paths of functions, the description of the inputs as JSON, the
-    checks, the excluded ones with their reasons, and the device."""
+    checks, the excluded ones with their reasons, the device, the seed of
+    the inputs, and the forbidden operators."""
 
     operator: str
     like: str = ""
@@ -37,6 +39,8 @@ class Subject:
     batch: tuple[tuple[str, int], ...] = ()
     seconds: float = 20.0
     device: str = ""
+    seed: int = 0
+    forbid: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,8 @@ def _judging(subject: Subject) -> Judging:
         dict(subject.batch),
         seconds=subject.seconds,
         device=subject.device or None,
+        seed=subject.seed,
+        forbid=subject.forbid,
         near=subject.operator.partition(":")[0] if ":" in subject.operator else "",
     )
     return Judging(request)

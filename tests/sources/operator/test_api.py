@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ import torch
 import conformance
 from conformance.record.errors import UsageError
 from conformance.run.messages import Death, ExitReason
+from conformance.sources.operator.examine import Request, examination
 from tests.planted import kernels
 from tests.planted.kernels import CORRECT, LIES
 
@@ -145,6 +148,90 @@ def test_a_script_that_time_kept_from_being_small_says_so(monkeypatch):
     with pytest.raises(AssertionError) as raised:
         conformance.check(lambda x: x.exp() * 1.01, **request)
     assert "Not judged" not in str(raised.value)
+
+
+class TestVerdicts:
+    """What was compared, as a table and as JSON."""
+
+    INPUTS: ClassVar = {"x": "float32[n, m]", "sizes": {"n": "1..9", "m": "8..16 step 8"}}
+
+    def test_the_table(self):
+        """Each check has its number of calls, their sizes, and why it was not judged."""
+        request = {"checks": ["values", "empty", "vmap", "fake"], "exclude": {"vmap": "why"}}
+        verdicts = conformance.check(lambda x: x + x, reference=lambda x: x * 2, inputs=self.INPUTS, seed=3, **request)
+        head, names, *lines = str(verdicts).splitlines()
+        assert head.endswith(", on cpu, seed 3") and names.split() == ["check", "calls", "sizes", "not", "judged"]
+        rows = {line.split()[0]: line.split(maxsplit=1)[1] for line in lines}
+        assert rows["values"] == "24  n 2..9, m 8" and rows["vmap"].split(maxsplit=1) == ["0", "excluded: why"]
+        assert rows["empty"].endswith("no call shows it")
+        assert rows["fake"].endswith("a plain function has no fake kernel")
+
+    def test_json_has_seed_counts_and_versions(self):
+        """A competition stores it, also of a wrong operator."""
+        right = conformance.check(lambda x: x + x, reference=lambda x: x * 2, inputs=self.INPUTS, checks=["values"])
+        data = json.loads(right.as_json())
+        assert data["passed"] and data["seed"] == 0 and data["versions"]["torch"].startswith(torch.__version__[:4])
+        row = data["checks"][0]
+        assert (row["check"], row["compared"], row["sizes"], row["reason"]) == ("values", 24, "n 2..9, m 8", "")
+        with pytest.raises(AssertionError) as error:
+            conformance.check(lambda x: x + 1, reference=lambda x: x * 2, inputs=self.INPUTS, checks=["values"])
+        data = error.value.verdicts.as_dict()
+        assert not data["passed"] and data["checks"][0]["difference"].startswith("value of result: ")
+
+    def test_a_seed_draws_other_inputs(self):
+        """An operator that knows the answers for one seed is wrong for another one."""
+        known = {}
+
+        def keep(x):
+            return known.setdefault(x.numpy().tobytes(), x * 2)
+
+        def remember(x):
+            return known.get(x.numpy().tobytes(), x)
+
+        request = {"reference": lambda x: x * 2, "inputs": self.INPUTS, "checks": ["values"]}
+        for seed in (0, 5):
+            drawn = examination(Request(lambda x: x, **request, seed=seed)).plan.of("values")
+            for call in drawn if not seed else ():
+                keep(call.values["x"])
+        conformance.check(remember, **request)
+        with pytest.raises(AssertionError, match="values: "):
+            conformance.check(remember, **request, seed=5)
+
+    def test_strict_wants_a_reason_for_each_check(self):
+        """A check for which there was no input fails, and its exclusion is a reason."""
+        request = {"reference": lambda x: x * 2, "inputs": self.INPUTS, "checks": ["values", "empty"], "strict": True}
+        with pytest.raises(AssertionError, match=r"Not judged: 1 of \d checks: empty \(no input shows it: "):
+            conformance.check(lambda x: x + x, **request)
+        conformance.check(lambda x: x + x, **request, exclude={"empty": "no size can be 0"})
+
+
+class TestForbid:
+    """Operators of torch that the operator may not call."""
+
+    INPUTS: ClassVar = {"x": "float32[n, m]", "sizes": {"n": "1..9", "m": "1..9"}}
+
+    def test_a_call_of_it_is_found(self):
+        """Also below a function that torch takes apart, and in an operator of a library."""
+        softmax = lambda x: x.softmax(-1)  # noqa: E731
+        request = {"reference": softmax, "inputs": self.INPUTS, "checks": ["forbid"], "forbid": ["aten::_softmax"]}
+        with pytest.raises(AssertionError, match="expected none named aten::_softmax, got a call of it"):
+            conformance.check(lambda x: x.softmax(-1), **request)
+        with pytest.raises(AssertionError, match="expected none named aten::_softmax, got a call of it"):
+            conformance.check(kernels.library_softmax, **request)
+        assert conformance.check(lambda x: x.exp() / x.exp().sum(-1, keepdim=True), **request)[0].compared
+
+    @pytest.mark.parametrize(
+        ("name", "said"),
+        [
+            ("aten::slu", "forbid='aten::slu': torch has no such operator; did you mean silu"),
+            ("aten::softmax", "forbid='aten::softmax': torch replaces aten::softmax by other operators first"),
+            ("nothing::here", "forbid='nothing::here': torch has no such operator; write for example"),
+        ],
+    )
+    def test_a_name_that_no_call_has(self, name, said):
+        """It would forbid nothing."""
+        with pytest.raises(UsageError, match=said):
+            conformance.check(torch.exp, reference=torch.exp, inputs={"input": "float32[3]"}, forbid=[name])
 
 
 def test_an_unknown_check():

@@ -19,10 +19,9 @@ from conformance.sources.operator.examine import (
     BUDGET,
     OVER,
     Budget,
-    Difference,
     Judging,
+    Outcome,
     Request,
-    Verdict,
     calls_of,
     examination,
     examined,
@@ -33,6 +32,7 @@ from conformance.sources.operator.examine import (
 )
 from conformance.sources.operator.script import script
 from conformance.sources.operator.table import CHECKS
+from conformance.sources.operator.verdict import Difference, Verdict
 from conformance.standalone import operator_checks
 from conformance.standalone.observation import Raised
 from conformance.standalone.oracles import Mismatch
@@ -130,7 +130,7 @@ class TestTime:
         monkeypatch.setattr("conformance.sources.operator.examine.processor_time", lambda: 10.0)
         trial = examination(Request(**CORRECT["pointwise"]))
         first, *others = examined(trial, "compare", calls_of(trial, "compare"), share=5.0)
-        assert first[1] == "" and {reason for _, reason in others} == {OVER}
+        assert first.reason == "" and {other.reason for other in others} == {OVER}
 
     def test_no_call_begins_without_time(self):
         """A procedure whose share is 0 makes no call."""
@@ -140,7 +140,16 @@ class TestTime:
 
     def test_a_verdict_counts_the_inputs(self, monkeypatch):
         """A check of one kind of calls counts these, and the others count all."""
-        items = [("values", ""), ("values", OVER), ("layouts", OVER), ("empty", "refused"), ("empty", OVER)]
+        items = [
+            Outcome(kind, reason)
+            for kind, reason in (
+                ("values", ""),
+                ("values", OVER),
+                ("layouts", OVER),
+                ("empty", "refused"),
+                ("empty", OVER),
+            )
+        ]
         monkeypatch.setattr("conformance.sources.operator.examine.examined", lambda *_: iter(items))
         by_check = judged(CORRECT["pointwise"], checks=["values", "layouts", "empty", "dtype"])
         assert by_check["values"] == Verdict("values", 1, f"1 of 2 inputs, {OVER}", late=1)
@@ -208,8 +217,8 @@ class TestTime:
         trial = examination(Request(**CORRECT["pointwise"]))
         calls = calls_of(trial, "compile")
         items = [*examined(trial, "compile", calls, 20.0)]
-        assert items[0] == ("values", "compiling takes more than 20 s") and len(items) == len(calls) > 1
-        assert {reason for _, reason in items} == {items[0][1]}
+        assert items[0] == Outcome("values", "compiling takes more than 20 s") and len(items) == len(calls) > 1
+        assert {item.reason for item in items} == {items[0].reason}
 
 
 @alone

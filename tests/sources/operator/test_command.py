@@ -17,7 +17,7 @@ from conformance.record.shortfall import Shortfall
 from conformance.run.cases import CaseRun
 from conformance.sources.operator import tasks
 from conformance.sources.operator.__main__ import main
-from conformance.sources.operator.examine import Verdict
+from conformance.sources.operator.verdict import Verdict
 
 VERDICT = Verdict("values", 12, "12 of 40 inputs, the time was over", late=28)
 
@@ -32,7 +32,7 @@ def test_checks_that_run_only_if_they_are_named(capsys):
     """The help names them."""
     with pytest.raises(SystemExit):
         main(["--help"])
-    assert "all but strides, batch, inductor, refusals)" in " ".join(capsys.readouterr().out.split())
+    assert "all but strides, batch, forbid, inductor, refusals)" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_lie_fails_the_run(tmp_path, capfd):

@@ -12,9 +12,10 @@ import torch
 
 from conformance.program.capture import Unwritable
 from conformance.sources.operator.calls import DrawnCall
-from conformance.sources.operator.examine import BUDGET, SECONDS, Difference, Request, examination, verdicts
+from conformance.sources.operator.examine import BUDGET, SECONDS, Request, examination, verdicts
 from conformance.sources.operator.finding import call_of, minimized, program_of, smaller_lengths
 from conformance.sources.operator.script import headline, script
+from conformance.sources.operator.verdict import Difference
 from conformance.standalone.moving import tensors
 from conformance.standalone.oracles import Mismatch
 from conformance.standalone.script import own_part

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from conformance.sources.operator.examine import Difference, Request, examination, verdicts
+from conformance.sources.operator.examine import Request, examination, verdicts
 from conformance.sources.operator.finding import minimized
 from conformance.sources.operator.script import headline, script
+from conformance.sources.operator.verdict import Difference
 
 INPUTS = {"x": "float32[n]", "result": "float32[n]", "sizes": {"n": "1..9"}}
 LONGER = {"x": "float32[n]", "result_size": "float32[n]", "sizes": {"n": "1..9"}}
