@@ -11,9 +11,10 @@ from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "check", "programs", "trace"]
+__all__ = ["WrongOperator", "__version__", "check", "programs", "trace"]
 
 _LAZY = {
+    "WrongOperator": "conformance.sources.operator.verdict",
     "check": "conformance.sources.operator.api",
     "programs": "conformance.fuzz_views",
     "trace": "conformance.sources.trace.api",

@@ -109,6 +109,8 @@ class Verdicts(Sequence[Verdict]):
 class WrongOperator(AssertionError):
     """The operator is wrong, or with `strict` not judged completely. `verdicts` are those of all checks."""
 
+    __module__ = "conformance"  # the name by which users import it, as pytest prints it
+
     def __init__(self, text: str, verdicts: Verdicts) -> None:
         super().__init__(text)
         self.verdicts = verdicts
