@@ -279,7 +279,7 @@ def from_description(
         values = _drawn(description, names, sizes, choice, random.Random(name))
         if values is None:
             continue
-        note = ", ".join(f"{name} = {size}" for name, size in sizes.items())
+        note = note_of(sizes)
         again = _drawn_again(description, values, sizes, choice) if kind == SAMPLED else None
         call = DrawnCall(kind, values, positional, note, *tolerances, again, sizes)
         if kind == SPECIAL:
@@ -296,6 +296,11 @@ def from_description(
     _vary_layouts(plan, base)
     _vary_dtypes(plan, base)
     return plan
+
+
+def note_of(sizes: Mapping[str, int]) -> str:
+    """Return the sizes of a call as its note: `n = 8, m = 3`."""
+    return ", ".join(f"{name} = {size}" for name, size in sizes.items())
 
 
 def _passed(names: list[str], operator: Operator) -> tuple[list[str], int]:
@@ -387,6 +392,8 @@ def _sized(
         high = max(high, low)
         size = wanted[name] if name in wanted else chosen(low, high)
         sizes[name] = low + (min(max(size, low), high) - low) // one.step * one.step
+        if size and not sizes[name] and one.step <= high:  # special values need an element
+            sizes[name] = one.step
     return sizes
 
 

@@ -24,6 +24,7 @@ from conformance.sources.operator.answers import pack_answer, unpack_answer
 from conformance.sources.operator.calls import DrawnCall, Plan
 from conformance.sources.operator.devices import loaded
 from conformance.sources.operator.forks import Fork, ForkDied
+from conformance.sources.operator.inputs import Description
 from conformance.sources.operator.subject import Operator, by_finding_name, finding_name
 from conformance.standalone import operator_checks as checks
 from conformance.standalone import torch_compat
@@ -48,7 +49,7 @@ class Examination:
     """An operator, its reference, and the calls. `batch` are the dimensions that the check `batch` splits, by argument.
     `exact` says whether an accuracy rule exists, and whether it holds for each element (None: there is none). `device`
     is the spec of the target on which the operator runs; empty for torch CPU. `forbidden` are full names of operators
-    that it may not call."""
+    that it may not call. `description` is the user's of the inputs; None for samples of op_db."""
 
     operator: Operator
     reference: Operator
@@ -57,6 +58,7 @@ class Examination:
     exact: bool | None = None
     device: str = ""
     forbidden: tuple[str, ...] = ()
+    description: Description | None = None
 
 
 def checked_call(trial: Examination, call: DrawnCall) -> CheckedCall:

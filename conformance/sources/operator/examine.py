@@ -173,7 +173,7 @@ def examination(request: Request) -> Examination:
     tolerances = request.rtol, request.atol
     refusal = functools.partial(refusal_of, reference.function)
     plan = from_description(description, operator, refusal, tolerances, request.seed)
-    return Examination(operator, reference, plan, request.batch, device=device, forbidden=forbidden)
+    return Examination(operator, reference, plan, request.batch, None, device, forbidden, description)
 
 
 def dispatched_name(name: str) -> str:

@@ -7,6 +7,7 @@ must accept it, and it must keep the property of its kind.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -20,8 +21,9 @@ from conformance.program.model import Program, ProgramError
 from conformance.program.reduce import CALL_PASSES, reduce_program
 from conformance.program.steps.op import Json, Step, decode
 from conformance.sources.operator import calls as kinds
-from conformance.sources.operator.calls import DrawnCall
+from conformance.sources.operator.calls import DrawnCall, note_of
 from conformance.sources.operator.checks import REFUSED, Examination
+from conformance.sources.operator.described import described_sizes, smaller_inputs
 from conformance.sources.operator.examine import Outcome, examined
 from conformance.sources.operator.subject import TAKEN, by_finding_name
 from conformance.sources.operator.table import CHECKS
@@ -88,7 +90,8 @@ def minimized(trial: Examination, finding: Difference, seconds: float = SECONDS)
 
     def fails(candidate: Program) -> bool:
         nonlocal smallest
-        call = call_of(candidate, finding.call)
+        call = restated(trial, call_of(candidate, finding.call), finding.call)
+        assert call is not None
         args, kwargs = call.arguments()
         if not _keeps(call, finding.call) or bound(args, kwargs) is None:
             return False
@@ -102,16 +105,40 @@ def minimized(trial: Examination, finding: Difference, seconds: float = SECONDS)
                 return True
         return False
 
+    def allowed(candidate: Program) -> Program | None:
+        if _valid(candidate) is None or restated(trial, call_of(candidate, finding.call), finding.call) is None:
+            return None
+        return candidate
+
+    def smaller_sizes(candidate: Program) -> Iterator[Program]:
+        call = restated(trial, call_of(candidate, finding.call), finding.call)
+        if trial.description is not None and call is not None:
+            for values in smaller_inputs(trial.description, call.values, dict(call.sizes)):
+                with contextlib.suppress(Unwritable):
+                    yield program_of(call.on(values))
+
     until = time.time() + seconds
     reduce_program(
         program,
         fails,
         SLOW.get(finding.check, TRIALS),
-        (smaller_lengths, *CALL_PASSES[:2], fewer_keywords, *CALL_PASSES[2:]),
+        (smaller_sizes, smaller_lengths, *CALL_PASSES[:2], fewer_keywords, *CALL_PASSES[2:]),
         until,
-        _valid,
+        allowed,
     )
     return replace(smallest, cut=time.time() >= until)
+
+
+def restated(trial: Examination, call: DrawnCall, before: DrawnCall) -> DrawnCall | None:
+    """Return a smaller call with a note about its own sizes; None if the user's description does not allow it."""
+    if trial.description is None:
+        differs = [tensor.shape for tensor in tensors(call.values)] != [one.shape for one in tensors(before.values)]
+        return call.on(call.values, note="") if call.kind in (kinds.BLOCKS, kinds.EMPTY) and differs else call
+    sizes = described_sizes(trial.description, call.values, before.sizes, call.kind == kinds.MIXED)
+    if sizes is None:
+        return None
+    old, new = (note_of(each) for each in (before.sizes, sizes))
+    return call.on(call.values, sizes=sizes, note=new if call.note == old else call.note)
 
 
 def _is_right_alone(trial: Examination, finding: Difference) -> bool:
