@@ -2,9 +2,9 @@
 
 On the device `cpu` the ratio is the cost of the second computation, the copies and the comparison. With
 ``--device tiny`` the step runs on tiny, whose kernels are computed one by one under the trace. Times are processor
-times of one thread, medians of the steps after the first. The plain step runs eight times before: tiny replays it then.
+times of one thread, medians of the steps after the first ones. tiny replays a plain step after ``--warm 8``.
 
-Usage: ``python benchmarks/trace_overhead.py [--blocks N] [--steps N] [--device tiny] [--divergence]``; see --help
+Usage: ``python benchmarks/trace_overhead.py [--blocks N] [--warm N] [--device tiny] [--divergence]``; see --help
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import conformance
 from tests.sources.trace.models import Gpt2
 
 
-def seconds(step: Callable[[], None], count: int, before: int = 1) -> float:
+def seconds(step: Callable[[], None], count: int, before: int) -> float:
     """Return the median processor time of `count` steps after `before` others."""
     times = []
     for _ in range(before + count):
@@ -60,17 +60,18 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=50_257)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--warm", type=int, default=1, help="steps before the measured ones (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu or tiny (default: %(default)s)")
     parser.add_argument("--divergence", action="store_true", help="with the free run of torch CPU")
     args = parser.parse_args()
     if args.device == "tiny":
         importlib.import_module("conformance.backend")
     torch.set_num_threads(1)
-    plain = seconds(step_of(args, args.device), args.steps, before=8)
+    plain = seconds(step_of(args, args.device), args.steps, args.warm)
     step = step_of(args, args.device)
     with conformance.trace(args.device, divergence=args.divergence) as report:
-        traced = seconds(step, args.steps)
-    judged = report.judged // (args.steps + 1)
+        traced = seconds(step, args.steps, args.warm)
+    judged = report.judged // (args.steps + args.warm)
     print(f"plain: {plain:.2f} s a step; traced: {traced:.2f} s, {traced / plain:.1f} times, {judged} calls a step")
     print(report)
 

@@ -116,7 +116,9 @@ def small_faults(widened_by: RunWidened, want: Observation, got: Observation) ->
         expected, there = seen.value, got.tensors.get(name)
         if there is None or there.value.shape != expected.shape or there.value.dtype != expected.dtype:
             continue
-        if torch.equal(expected, there.value):  # much faster than the search for the largest value
+        if expected is there.value or torch.equal(
+            expected, there.value
+        ):  # much faster than the search for the largest value
             continue
         largest = _largest(expected)
         if not 0 < largest < 1:
