@@ -94,7 +94,11 @@ def _nothing(script: Path, trace: Trace) -> str:
         notes = "; ".join(trace.notes()) or "--op, --every and --training-steps exclude all of them"
         return f"no call of {script} was judged: {notes}"
     device = f"the device {trace.devices[0]}" if trace.devices else "a device other than the CPU"
-    return f"{script} runs no operator on {device}: move its model and its inputs to the device"
+    elsewhere = f"{script} runs no operator on {device}"
+    if "accelerate" in sys.modules:  # which the Trainer of transformers uses, too
+        name = trace.devices[0] if trace.devices else "NAME"
+        return f"{elsewhere}: accelerate takes a device that it does not know from ACCELERATE_TORCH_DEVICE={name}"
+    return f"{elsewhere}: move its model and its inputs to the device"
 
 
 @contextlib.contextmanager

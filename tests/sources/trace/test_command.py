@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -196,6 +198,15 @@ def test_bad_usage_is_one_sentence(script, words, said, tmp_path, monkeypatch, c
     assert main([*words, "train.py"]) == 2
     err = capfd.readouterr().err
     assert said in err and "Traceback" not in err
+
+
+def test_accelerate_is_told_the_device(tmp_path, monkeypatch, capfd):
+    """accelerate runs on the CPU if it does not know the device, and needs a variable then."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "accelerate", ModuleType("accelerate"))
+    Path("train.py").write_text("import torch; torch.ones(3).add(1)")
+    assert main(["train.py"]) == 2
+    assert "that it does not know from ACCELERATE_TORCH_DEVICE=NAME\n" in capfd.readouterr().err
 
 
 def test_the_page_names_the_whole_command(tmp_path, monkeypatch, capfd):
