@@ -141,6 +141,12 @@ class TracedCall(CopiedCall):
         return not any(name in given and given[name] == value for name, value in NO_DRAWS)
 
     @property
+    def is_collective(self) -> bool:
+        """Whether all processes of a job make the call together. torch CPU makes it once in each process; a further
+        call that only one process makes, for its own reasons, would wait for the others for ever."""
+        return self.func.namespace in ("c10d", "_c10d_functional")
+
+    @property
     def free_content(self) -> bool:
         """Whether the content of the result is random or undefined."""
         return self.draws or self.func.overloadpacket in UNWRITTEN
@@ -196,6 +202,8 @@ class TracedCall(CopiedCall):
 
     def widened_by(self, reference: Float64Reference) -> Execution | None:
         """See `CopiedCall.widened_by`."""
+        if self.is_collective:
+            return None
         try:
             args, kwargs = reference.send((self.args, self.kwargs))
             args, kwargs = map_leaves((args, kwargs), widened_leaf)
@@ -239,6 +247,9 @@ class TracedCall(CopiedCall):
 
     def _run(self, args: Tree, kwargs: Tree, result: Tree, target: Target | None = None) -> Execution:
         """Return the run with the observation of all arguments and results."""
+        for leaf in leaves(result):
+            if isinstance(leaf, torch.ScriptObject) and hasattr(leaf, "wait"):
+                leaf.wait()  # a collective returns before it has written its tensors
         arguments = arguments_by_name(self.func, args, kwargs)
         compared = result[: WORKSPACE[self.func]] if self.func in WORKSPACE else result
         if wanted := arguments.get("grad_input_mask"):  # others may hold anything
@@ -273,7 +284,7 @@ def observed(
             storages.setdefault(alias, whole_storage(value))
             metadata = {fact: metadata[fact] for fact in compared}
         seen[name] = Seen(value, metadata, alias, False, None, tensor.device.type)
-    others = {name: leaf for name, leaf in results.items() if not isinstance(leaf, torch.Tensor)}
+    others = {name: leaf for name, leaf in results.items() if not isinstance(leaf, (torch.Tensor, torch.ScriptObject))}
     return Observation(seen, others, storages)
 
 

@@ -135,7 +135,7 @@ class Divergence:
         mine = {id(tensor): self._shadow(tensor, copy) for tensor, copy in pairs if _is_on(tensor, target)}
         bound = max((shadow.bound for shadow in mine.values()), default=0.0)
         if not call.is_view:
-            sides = None if call.free_content else self._run(call, pairs, mine)
+            sides = None if call.free_content or call.is_collective else self._run(call, pairs, mine)
             before, changed = call.tensors, {name: there[name] for name in call.names_of_changes(got)}
             results = {name: tensor for name, tensor in changed.items() if name not in before}
             self._keep(results, sides, got, target, mine)
