@@ -175,8 +175,10 @@ class Declaration:
     def describes(self, finding: Finding) -> bool:
         """Whether the cause and the parts of one of the finding's signatures match, whichever program showed it."""
         return any(
-            self.scope.selects({part: getattr(seen, part) for part in PARTS})
-            and (self.names(seen.property or seen.oracle) or seen.oracle in {*self.property} - {*PROPERTIES})
+            self.scope.selects(parts_of(seen))
+            and (
+                self.names(seen.property or seen.parts.oracle) or seen.parts.oracle in {*self.property} - {*PROPERTIES}
+            )
             for seen in finding.seen_as()
         )
 
@@ -205,6 +207,13 @@ AS_DOCUMENTED = "write [[declare]] with scope, property (formerly oracle) and re
 AGAIN = "write the profile again, with conformance init --force"
 FORMER = {"expect": AS_DOCUMENTED, "finding": AS_DOCUMENTED, "lacking": AGAIN, "lacks": AGAIN, "dtypes": AGAIN}
 """Tables and keys of the former form, and how to renew them."""
+
+
+def parts_of(finding: Finding) -> dict[str, str]:
+    """Return the parts of a finding that a scope matches: those of `PARTS`."""
+    parts = finding.parts
+    of_signature = {"step": parts.op, "layout": parts.layout, "error": parts.error}
+    return {name: of_signature[name] if name in of_signature else getattr(finding, name) for name in PARTS}
 
 
 def unsupported(reason: str, **scope: str | Iterable[str]) -> Declaration:

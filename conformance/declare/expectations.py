@@ -25,6 +25,7 @@ from conformance.declare.declaration import (
     among,
     dumps,
     literal,
+    parts_of,
     quoted,
     read,
 )
@@ -140,10 +141,10 @@ def due(declaration: Declaration, run: Run) -> bool:
 
 
 def _missing(declaration: Declaration) -> Result:
-    parts = {name: ", ".join(getattr(declaration.scope, name)) or ANY for name in ("step", "layout", "error")}
-    finding = Finding(f"declared: {declaration}", "XPASS", count=0, **parts)  # type: ignore[arg-type]
+    step, layout = (", ".join(names) or ANY for names in (declaration.scope.step, declaration.scope.layout))
+    finding = Finding(f"declared: {declaration}", "XPASS", count=0)
     reason = declaration.passes("no program showed it")
-    return Result(finding.step, "", "program", finding.layout, Outcome.XPASS, reason=reason, finding=finding)
+    return Result(step, "", "program", layout, Outcome.XPASS, reason=reason, finding=finding)
 
 
 def warn_of_all_covering(run: Run, declarations: Iterable[Declaration]) -> list[str]:
@@ -288,8 +289,9 @@ def _update_programs(declarations: Sequence[Declaration], run: Run, reason: str)
 def _of_finding(finding: Finding, run: Run, reason: str, by_pattern: bool) -> Declaration:
     usual = ("op", "kind") if finding.property else ("step", "layout", "error", "kind")
     names = ("pattern",) if by_pattern else usual
-    parts: dict[str, Any] = {name: (literal(text),) for name in names if (text := getattr(finding, name))}
-    wrong = ANY if by_pattern else finding.property or finding.oracle
+    known = parts_of(finding)
+    parts: dict[str, Any] = {name: (literal(known[name]),) for name in names if known[name]}
+    wrong = ANY if by_pattern else finding.property or finding.parts.oracle
     if finding.first is None:
         scope = Scope(**parts, program=(literal(finding.saved[0]) if finding.saved else ANY,))
     else:

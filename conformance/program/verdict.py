@@ -23,7 +23,7 @@ from conformance.program.steps.layouts import layout_class
 from conformance.program.steps.table import OPS
 from conformance.program.trial import Trial
 from conformance.program.unsupported import lacking_operator, unsupported_reason
-from conformance.record.finding import answers, gist
+from conformance.record.finding import MOVE, Signature, answers, gist
 from conformance.record.measurements import UNMEASURED, Measurements
 from conformance.record.names import MEASURED
 from conformance.standalone.observation import Observation, out_of_memory
@@ -31,25 +31,6 @@ from conformance.standalone.oracles import Mismatch, compare
 
 FURTHER = "a further call with other {}"
 """The blamed place of a difference that only a further call shows; the field is the change against the first call."""
-
-
-@dataclass(frozen=True)
-class Signature:
-    """Key of failures that are probably one bug: the oracle at the first bad step, its op, and its layout class.
-
-    For an error, the key is the oracle with the error's type and text, without numbers and names: these identify the
-    cause better than the step, except for a recorded call, whose operator is the cause. If the failure shows only
-    without observations between steps, the key has the family of the step, which is the last write."""
-
-    oracle: str
-    op: str
-    layout: str = ""
-    error: str = ""
-    relation: str = ""
-
-    def __str__(self) -> str:
-        parts = (self.oracle, self.op, self.layout, self.error, self.relation)
-        return " / ".join(part for part in parts if part)
 
 
 @dataclass(frozen=True)
@@ -334,7 +315,7 @@ def _signature(program: Program, verdict: Verdict) -> Signature:
     if verdict.call:
         return Signature(first.oracle, FURTHER.format(verdict.change), error=error)
     if verdict.bad_step == 0:
-        return Signature(first.oracle, "the move of the inputs", error=error)
+        return Signature(first.oracle, MOVE, error=error)
     together = "only together, up to " if verdict.lazy_only else ""
     if verdict.bad_step is None:
         last = program.steps[-1].op if program.steps else "no step"

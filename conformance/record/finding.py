@@ -8,6 +8,7 @@ therefore named by its cause and lists the signatures of its symptoms. This modu
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import signal
 from collections.abc import Iterable, Iterator, Mapping
@@ -85,15 +86,49 @@ def severity_of(wrong: str) -> int:
 
 
 @dataclass(frozen=True)
+class Signature:
+    """Key of failures that are probably one bug: the oracle at the first bad step, its op, and its layout class.
+
+    For an error, the key is the oracle with the error's type and text, without numbers and names: these identify the
+    cause better than the step, except for a recorded call, whose operator is the cause. If the failure shows only
+    without observations between steps, the key has the family of the step, which is the last write."""
+
+    oracle: str
+    op: str = ""
+    layout: str = ""
+    error: str = ""
+    relation: str = ""
+
+    def __str__(self) -> str:
+        parts = (self.oracle, self.op, self.layout, self.error, self.relation)
+        return " / ".join(part for part in parts if part)
+
+    @classmethod
+    def read(cls, text: str, kind: str) -> Signature:
+        """Return the signature with this text, of a finding of this kind. A relation is not read, since nothing in the
+        text tells it from a layout."""
+        head, _, rest = text.partition(" / ")
+        if kind == INVALID:
+            return cls("harness", error=rest)
+        oracle, *words = (rest if head == "flaky" else text).split(" / ")
+        if oracle == "error":
+            return cls(oracle, words[0] if len(words) > 1 else "", error="".join(words[-1:]))
+        return cls(oracle, *words[:2])
+
+
+@dataclass(frozen=True)
 class Finding:
-    """One distinct finding of drawn programs: its cause, the parts of its signature, and the programs that showed it.
+    """One distinct finding of drawn programs: its cause, its signatures, and the programs that showed it.
+
+    In a running campaign it also holds its smallest program (`run/failing_program.py`); these are the fields that a
+    result file keeps. Findings with equal titles are one finding.
 
     The cause is `property` and `op`, from the first wrong step of the smallest program. Both are empty if the cause is
     unknown. `signature` is the signature of the smallest program; `signatures` belong to the other programs. `count` is
     the number of programs that showed the finding: 0 for a declared finding that did not show, and for a part of the
     target that is not as its profile says. `first` is the smallest number of a drawn program, and `saved` are the names
-    of saved programs. `program` is the number of the smallest program and `steps` its length. `elsewhere` gives the
-    outcome on each sibling target, which tells whose bug it is.
+    of saved programs. `number` is that of the smallest program and `steps` its length. `elsewhere` gives the outcome on
+    each sibling target, which tells whose bug it is.
     `layer` is the target without the backend under test that fails in the same way on each of the programs; empty if
     there is none. `pattern` is the form that the finding shares with findings of other operators (`patterns.py`).
     `shrunk` is false while the program is not minimized. `masked` counts the programs in which this difference hides
@@ -104,19 +139,14 @@ class Finding:
 
     signature: str
     kind: str = FAIL
-    count: int = 1
-    first: int | None = None
-    program: int | None = None
-    steps: int | None = None
-    saved: tuple[str, ...] = ()
-    oracle: str = ""
-    step: str = ""
-    layout: str = ""
-    error: str = ""
-    first_wrong_step: str = ""
-    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    number: int | None = None
     property: str = ""
     op: str = ""
+    count: int = 1
+    first: int | None = None
+    saved: tuple[str, ...] = ()
+    steps: int | None = None
+    first_wrong_step: str = ""
     signatures: tuple[str, ...] = ()
     pattern: str = ""
     shrunk: bool = True
@@ -124,11 +154,22 @@ class Finding:
     layer: str = ""
     culprit: str = ""
     upstream: str = ""
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
     WRITTEN: ClassVar = ("kind", "count")
 
+    @functools.cached_property
+    def parts(self) -> Signature:
+        """The parts of the signature."""
+        return Signature.read(self.signature, self.kind)
+
+    def cause(self) -> str:
+        """Return the cause, with `ALSO` appended for a finding without the backend; "" if it is unknown."""
+        cause = cause_text(self.kind, self.property, self.op)
+        return cause + ALSO * bool(self.layer and cause)
+
     def title(self) -> str:
-        """Return the cause if known, else the signature, with `ALSO` appended for a finding without the backend."""
-        return (cause_text(self.kind, self.property, self.op) or self.signature) + ALSO * bool(self.layer)
+        """Return the cause if known, else the signature."""
+        return self.cause() or self.signature + ALSO * bool(self.layer)
 
     def origin(self) -> str:
         """Return the culprit and the reported bugs as one line; empty if neither is known."""
@@ -140,12 +181,10 @@ class Finding:
         )
 
     def seen_as(self) -> Iterator[Finding]:
-        """Yield this finding with the parts of each of its signatures, its own signature first."""
+        """Yield this finding with each of its signatures, its own first."""
         yield self
         for signature in self.signatures:
-            other = from_signature(signature, self.kind)
-            parts = {name: getattr(other, name) for name in ("oracle", "step", "layout", "error")}
-            yield dataclasses.replace(self, signature=signature, **parts)
+            yield dataclasses.replace(self, signature=signature)
 
 
 def gist(text: str) -> str:
@@ -201,24 +240,10 @@ def with_signal_number(answer: str) -> str:
     return re.sub(r"\bSIG[A-Z0-9]+\b(?! \(signal)", numbered, answer)
 
 
-def from_signature(signature: str, kind: str = "") -> Finding:
-    """Parse the text of a signature, as `verdict.Signature` writes it, into a finding. Without `kind`, the text gives
-    the kind."""
-    head, _, rest = signature.partition(" / ")
-    kind = kind or (head.upper() if head.upper() in KINDS else FAIL)
-    oracle, *words = (rest if head == "flaky" else signature).split(" / ")
-    if kind == INVALID:
-        return Finding(signature, kind, oracle="harness", error=rest)
-    if oracle == "error":
-        step = words[0] if len(words) > 1 else ""
-        return Finding(signature, kind, oracle=oracle, step=step, error="".join(words[-1:]))
-    step, layout = (*words, "", "")[:2]
-    return Finding(signature, kind, oracle=oracle, step=step, layout=layout)
-
-
 def from_title(text: str) -> Finding:
     """Parse a title into a finding. The title is a signature, or a cause as `cause_text` writes it."""
     text = text.removesuffix(ALSO)
-    finding, words = from_signature(text), text.removeprefix("flaky / ").split(" / ")
+    head, words = text.partition(" / ")[0].upper(), text.removeprefix("flaky / ").split(" / ")
+    finding = Finding(text, head if head in KINDS else FAIL)
     is_cause = len(words) == 2 and words[0] in PROPERTIES
     return dataclasses.replace(finding, property=words[0], op=words[1]) if is_cause else finding

@@ -33,7 +33,7 @@ from conformance.record.names import MEASURED, MUTANTS, NOT_COMPARED, OPERATOR, 
 from conformance.record.program_stats import ProgramStats
 from conformance.record.shortfall import Shortfall, describe
 
-SCHEMA = 4
+SCHEMA = 5
 KIND = "conformance"
 TABLES = (ACCURACY, SIZES, MUTANTS, OPERATOR, TRACE)
 """The commands whose cases come from a table; each is the layout of its cases."""
@@ -258,8 +258,8 @@ def severity(result: Result) -> tuple[bool, int, int, int, str]:
     seen = [shown_by(failure) for failure in result.failures]
     if finding and finding.property:
         seen = [finding.property]
-    elif finding and finding.oracle != "error":
-        seen = [property_of(finding.oracle, "", "")]
+    elif finding and finding.parts.oracle != "error":
+        seen = [property_of(finding.parts.oracle, "", "")]
     ranks = [severity_of(wrong) for wrong in seen]
     rank = min(ranks, default=severity_of("")), -finding.count if finding else 0, result.id
     return bool(result.layer), result.script_rank, *rank

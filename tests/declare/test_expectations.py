@@ -70,7 +70,7 @@ class TestTorch:
     def test_a_finding(self, tmp_path: Path, line: str, owed: bool) -> None:
         """The same rule applies to findings of programs."""
         (_, known) = read(self.file(tmp_path, line))
-        failure = Result("copy_", "", "program", "", Outcome.FAIL, finding=Finding("s", step="copy_", kind="FAIL"))
+        failure = Result("copy_", "", "program", "", Outcome.FAIL, finding=Finding("value / copy_"))
         assert (known.covers(failure), due(known, drawn_run())) == (owed, owed)
 
     def test_an_update_keeps_what_speaks_of_another(self, tmp_path: Path) -> None:

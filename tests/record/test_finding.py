@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.record.finding import (
-    FLAKY,
-    PROPERTIES,
-    Finding,
-    from_signature,
-    from_title,
-    gist,
-    property_of,
-    severity_of,
-)
+from conformance.record.finding import FLAKY, PROPERTIES, Finding, from_title, gist, property_of, severity_of
 from conformance.record.names import ORACLES
 from conformance.record.result import severity
 from tests.report.runs import fuzz_finding
@@ -85,7 +76,7 @@ class TestTitles:
     def test_all_signatures(self) -> None:
         """Each signature has its own parts."""
         finding = Finding("value / copy_ / gaps", property="aliasing", op="t", signatures=LATER)
-        assert [(signature.step, signature.error, signature.op) for signature in finding.seen_as()][1:] == [
+        assert [(seen.parts.op, seen.parts.error, seen.op) for seen in finding.seen_as()][1:] == [
             ("add_", "", "t"),
             ("", "no error: size mismatch", "t"),
         ]
@@ -94,5 +85,5 @@ class TestTitles:
         """A cause consists of a property and an op."""
         named = from_title("missing error / view")
         assert (named.property, named.op) == ("missing error", "view")
-        assert from_title(LATER[0]) == from_signature(LATER[0])
+        assert from_title(LATER[0]) == Finding(LATER[0])
         assert from_title("storage / add_").property == ""

@@ -42,7 +42,7 @@ def run(*results: Result, **changes: Any) -> Run:
 def fuzz_finding(signature: str = "value / copy_ / gaps", kind: str = "FAIL", script: str = "", **more: Any) -> Result:
     """An undeclared finding, of one program unless `count` gives another number."""
     oracle, step, *rest = [*signature.split(" / "), "", ""][:4]
-    finding = Finding(signature, kind, oracle=oracle, step=step, layout=rest[0], **{"program": 7, "steps": 2, **more})
+    finding = Finding(signature, kind, **{"number": 7, "steps": 2, **more})
     outcome = {"MEMORY": Outcome.CRASH, "INVALID": Outcome.FAIL}.get(kind) or Outcome(kind)
     failure = Failure(oracle, "a", "1", "2", script=script)
     return Result(step, "", "program", rest[0], outcome, family="writes", failures=(failure,), finding=finding)

@@ -71,7 +71,7 @@ class TestLoad:
             (fuzz_json(schema=2), "result schema 2"),
             ({"kind": "fuzz", "schema": 1, "target": "tiny"}, "older result schema"),
             ({"kind": "conformance.opinfo", "schema": 1, "target": "tiny"}, "older result schema"),
-            ({"kind": "conformance", "schema": 4}, "target"),
+            ({"kind": "conformance", "schema": 5}, "target"),
             (fuzz_json(drawn={"cells": {"writes": {"gaps": 3}}}), "damaged"),
             (fuzz_json(drawn={"cells": {"writes": {"gaps": {"bool": "<b>"}}}}), "damaged"),
             (fuzz_json(drawn={"programs": True}), "damaged"),

@@ -130,7 +130,7 @@ class Programs(Source):
         results = []
         for one in found:
             title = f"{'declared' if one.outcome is model.Outcome.XPASS else 'not declared'} lacking: {one.part}"
-            finding = Finding(title, str(one.outcome), 0, step=one.part)
+            finding = Finding(title, str(one.outcome), count=0)
             results.append(Result(one.part, "", "program", "", one.outcome, reason=one.reason, finding=finding))
         return results, notes
 

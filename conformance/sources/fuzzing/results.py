@@ -33,7 +33,7 @@ from conformance.record.finding import (
     MOVE,
     STARTING,
     TIMEOUT,
-    from_signature,
+    Finding,
     layer_and_part,
     shown_by,
 )
@@ -80,29 +80,24 @@ def result_of(finding: FailingProgram, script: str = "", **more: object) -> Resu
     """A finding as a result. `more` holds fields of the model's finding."""
     steps = finding.program.steps
     wrong = steps[finding.step - 1].op if finding.step and finding.step <= len(steps) else ""
-    known: dict[str, Any] = {"first_wrong_step": wrong, "steps": len(steps), "program": finding.number, **more}
-    known_finding = replace(from_signature(finding.group, finding.kind), **known)
+    known: dict[str, Any] = {"first_wrong_step": wrong, "steps": len(steps), "number": finding.number, **more}
+    known_finding = Finding(finding.group, finding.kind, **known)
     failures = [Failure(**vars(mismatch)) for mismatch in finding.differences]
-    failures = failures or [Failure(known_finding.oracle, finding.op or "the program", "an answer", _ended(finding))]
+    failures = failures or [
+        Failure(known_finding.parts.oracle, finding.op or "the program", "an answer", _ended(finding))
+    ]
     known_cause = known_finding.shrunk or finding.precise
     known_finding = replace(
         known_finding, pattern=finding.pattern if known_cause else NOT_SHRUNK.format(finding.property)
     )
     first = Failure(**{**vars(failures[0]), "script": script})
-    op = known_finding.op or wrong or known_finding.step or known_finding.oracle
+    parts = known_finding.parts
+    op = known_finding.op or wrong or parts.op or parts.oracle
     family = OPS[op].family if op in OPS else "programs"
     outcome, shown = OUTCOMES.get(finding.kind, Outcome.FAIL), (first, *failures[1:])
     reason = _suspect(finding) if finding.kind == FLAKY else ""
     return Result(
-        op,
-        "",
-        "program",
-        known_finding.layout,
-        outcome,
-        family=family,
-        reason=reason,
-        failures=shown,
-        finding=known_finding,
+        op, "", "program", parts.layout, outcome, family=family, reason=reason, failures=shown, finding=known_finding
     )
 
 

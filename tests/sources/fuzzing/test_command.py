@@ -75,7 +75,7 @@ class TestCampaign:
         assert fuzz(*words, "--stop-at-first-failure", reports=tmp_path) == 1
         done = result(tmp_path)
         assert done["failing_programs"] == 1
-        assert done["programs"] == done["findings"][0]["program"] + 1 < 20
+        assert done["programs"] == done["findings"][0]["number"] + 1 < 20
         assert fuzz(*words, "--resume", reports=tmp_path) == 1
         assert result(tmp_path)["programs"] == 40
         assert "40/40 programs" in capsys.readouterr().out

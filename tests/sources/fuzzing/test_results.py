@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from conformance.declare.declaration import read
-from conformance.program.verdict import Signature
 from conformance.record import result as model
-from conformance.record.finding import CRASH, FAIL, FLAKY, INVALID, MEMORY, from_signature
+from conformance.record.finding import CRASH, FAIL, FLAKY, INVALID, MEMORY, Signature, from_title
 from conformance.record.result import Outcome
 from conformance.run.failing_program import NOTHING, FailingProgram
 from conformance.run.pool import LocalPool
@@ -24,7 +23,7 @@ FAULT = "mutant:slice drops the offset"
 
 
 class TestParts:
-    """Tests of `from_signature`."""
+    """Tests of `Signature.read`."""
 
     @pytest.mark.parametrize(
         "signature",
@@ -40,9 +39,7 @@ class TestParts:
     )
     def test_the_text_tells_the_parts(self, signature: Signature) -> None:
         """Every text that `Signature` produces parses back into its parts."""
-        parsed = from_signature(str(signature))
-        assert (parsed.oracle, parsed.step, parsed.layout, parsed.error, parsed.kind) == (
-            signature.oracle, signature.op, signature.layout, signature.error, FAIL)  # fmt: skip
+        assert Signature.read(str(signature), FAIL) == signature
 
     @pytest.mark.parametrize(
         ("text", "kind", "oracle", "step"),
@@ -55,8 +52,8 @@ class TestParts:
     )
     def test_deaths_and_flaky_ones(self, text: str, kind: str, oracle: str, step: str) -> None:
         """The first word gives the kind."""
-        parsed = from_signature(text)
-        assert (parsed.kind, parsed.oracle, parsed.step) == (kind, oracle, step)
+        finding = from_title(text)
+        assert (finding.kind, finding.parts.oracle, finding.parts.op) == (kind, oracle, step)
 
     def test_words_that_parts_can_be(self) -> None:
         """The step names include the positions that are not steps."""

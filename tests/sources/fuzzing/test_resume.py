@@ -216,7 +216,7 @@ class TestCorpus:
         assert main([*words, "--corpus", str(corpus)]) == 1
         done = fuzz_result(tmp_path)
         assert done["programs"] == len(list(corpus.glob("*.json")))
-        assert all(finding["program"] < 0 for finding in done["findings"])
+        assert all(finding["number"] < 0 for finding in done["findings"])
         (tmp_path / "empty").mkdir()
         assert main([*words, "--corpus", str(tmp_path / "empty")]) == 2
         assert "no program" in capsys.readouterr().err

@@ -138,7 +138,7 @@ class TestFeatures:
         profile.write_text(self.FALSE)
         assert fuzz(["--programs", "5"]) == 1
         run = model.load("reports/fuzz.json")
-        reasons = {result.finding.step: result.reason for result in run.results if result.finding}
+        reasons = {result.op: result.reason for result in run.results if result.finding}
         assert reasons == SAID and run.counts() == {"XPASS": 3}
         assert run.environment["device: set_"] == "yes" and "int16" in run.environment["device: dtypes"]
         said = capsys.readouterr().out
