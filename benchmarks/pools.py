@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.run.execution_place import LOCAL, ExecutionPlace
-from conformance.run.failing_program import NOTHING, FailingProgram
+from conformance.run.failing_program import FailingProgram
 from conformance.run.messages import Done, Limits, Pool, Task
 from conformance.run.shrinking import Ahead, Shrinker
 from conformance.sources.fuzzing import plan as plans
@@ -65,7 +65,7 @@ class Simulated(Pool):
             (shard,) = task.args
             numbers = range(shard.first, shard.first + shard.count)
             findings = [
-                FailingProgram("FAIL", 0, number, f"value / op {number // FAILING % CAUSES}", NOTHING)
+                FailingProgram(f"value / op {number // FAILING % CAUSES}", "FAIL", number)
                 for number in numbers
                 if number % FAILING == 0
             ]

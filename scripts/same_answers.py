@@ -51,7 +51,7 @@ def run(command: str, *words: str) -> float:
 
 def of_campaign(reports: Path) -> dict[str, Any]:
     """Findings of a campaign, by file, and its counts."""
-    keys = ("kind", "signature", "found_as", "numbers", "program", "shrunk")
+    keys = ("kind", "signature", "signatures", "numbers", "program", "shrunk")
     findings = {path.name: json.loads(path.read_text()) for path in (reports / "failures").glob("*.json")}
     drawn = json.loads((reports / "fuzz.json").read_text())["drawn"]
     return {**{name: {key: finding[key] for key in keys} for name, finding in findings.items()}, "drawn": drawn}

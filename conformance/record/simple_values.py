@@ -16,9 +16,11 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 def dump(value: Any) -> Any:
     """Convert a dataclass to a dictionary, a tuple to a list, and a mapping with tuple keys to nested sorted mappings.
-    Fields with their default value are omitted, except those named in the class's `WRITTEN`."""
+    Fields with their default value are omitted, except those named in the class's `WRITTEN`. A class with a `RECORD`,
+    one of its base classes, is written as that one."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        held = ((name, getattr(value, name), usual) for name, usual in _defaults(type(value)))
+        kind = getattr(value, "RECORD", type(value))
+        held = ((name, getattr(value, name), usual) for name, usual in _defaults(kind))
         written = getattr(value, "WRITTEN", ())
         return {name: dump(item) for name, item, usual in held if item != usual or name in written}
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""A failing program as data: the finding of a drawn program, of a recorded call or of a sample of op_db.
+"""A finding with its program: of a drawn program, of a recorded call or of a sample of op_db.
 
 Defines `FailingProgram`, and `ended` for a program that ends its worker. This module runs no program.
 """
@@ -6,13 +6,13 @@ Defines `FailingProgram`, and `ended` for a program that ends its worker. This m
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from conformance.program.model import Program
 from conformance.program.steps.op import VIEW, Json
 from conformance.program.steps.table import OPS
 from conformance.record.finding import (
-    ALSO,
     CRASH,
     FAIL,
     FLAKY,
@@ -20,11 +20,12 @@ from conformance.record.finding import (
     MEMORY,
     MOVE,
     TIMEOUT,
-    cause_text,
+    Finding,
     shown_by,
     with_signal_number,
 )
-from conformance.record.patterns import base_operator, by_culprit, pattern_of
+from conformance.record.patterns import NOT_SHRUNK, base_operator, by_culprit, pattern_of
+from conformance.record.result import NOT_RUN
 from conformance.run.messages import ExitReason
 from conformance.standalone.oracles import Mismatch
 
@@ -37,48 +38,76 @@ DEATHS = (CRASH, TIMEOUT, MEMORY)
 NOTHING = Program((), ())
 """Placeholder for a program that was never drawn."""
 
-PLAIN = ("kind", "seed", "number", "property", "op", "before", "said", "part", "unjudged", "layer", "culprit", "cut")
+MOST_OTHERS = 8
+"""Largest number of further programs that a finding keeps while its cause is not known."""
+
+PLAIN = ("signature", "kind", "number", "property", "op", "seed", "bad_step", "before", "said", "part", "layer",
+         "culprit", "cut", "shrunk", "alone")  # fmt: skip
 """Fields of a finding that are the same in its JSON form."""
 
 
 @dataclass(frozen=True)
-class FailingProgram:
-    """A program on which the target is wrong, with the kind of failure, its group, and the mismatches.
+class FailingProgram(Finding):
+    """A finding with its smallest known program: what workers send, shrinkers make smaller, a campaign joins, and a
+    result shows.
+
+    A worker finds it in one program. The campaign joins the findings of equal signatures, and after shrinking those of
+    equal causes, so that `numbers` grow. `masking` are those of these programs with steps behind the difference that
+    are not judged because of it.
 
     `kind` is INVALID for a fault of the generator, a program without a meaning on torch CPU. It is HARNESS if the
-    harness itself failed while it judged the program. These kinds have no known cause. `before` is the program that the
-    same worker ran before, and `said` tells how the process ended, if it did. `layer` is a target without the backend
-    under test that shows each mismatch too; empty if there is none. `part` is 0 for the whole program, and n for the
-    remainder behind its n-th difference. `unjudged` is the number of steps behind this difference that it masks.
-    `culprit` is an operator that the wrong step calls and whose answer by torch CPU mends the program, or a
-    compiler's layer and part (`compiler_attribution.py`); empty if unknown. `cut` says that a limit of time ended the
-    shrinking, so that the program may not be the smallest one. `passes` names the passes that make the program smaller
-    (`smaller.PASSES`), and `shown` the mismatch that each smaller program must show; by default the usual passes, and
-    the mismatch nearest to the cause."""
+    harness itself failed while it judged the program. These kinds have no known cause. `bad_step` is the number of the
+    first wrong step. `before` is the program that the same worker ran before, and `said` tells how the process ended,
+    if it did. `part` is 0 for the whole program, and n for the remainder behind its n-th difference. `cut` says that a
+    limit of time ended the shrinking, so that the program may not be the smallest one. `passes` names the passes that
+    make the program smaller (`smaller.PASSES`), and `shown` the mismatch that each smaller program must show; by
+    default the usual passes, and the mismatch nearest to the cause. `shrunk`: the cause is known, and the finding
+    failed again in a fresh worker or is flaky. `alone` says whether the script shows its headline in a fresh process
+    (`result.Result.alone`).
 
-    kind: str
-    seed: int
-    number: int
-    group: str
-    program: Program
+    One error may have several causes. Until one program with it is shrunk, `others` keeps some of the others, the
+    lowest numbers first. `needed` are the operators of the program that its shrunk form still has: a program with the
+    same error that lacks one of them fails for another reason."""
+
+    number: int = 0
+    shrunk: bool = False
+    program: Program = NOTHING
     mismatches: tuple[Mismatch, ...] = ()
-    step: int | None = None
-    property: str = ""
-    op: str = ""
+    bad_step: int | None = None
+    seed: int = 0
     before: int | None = None
     said: str = ""
     part: int = 0
-    unjudged: int = 0
-    layer: str = ""
-    culprit: str = ""
     cut: bool = False
     passes: str = ""
     shown: Mismatch | None = None
+    alone: str = NOT_RUN
+    numbers: frozenset[int] = frozenset()
+    masking: frozenset[int] = frozenset()
+    others: tuple[FailingProgram, ...] = ()
+    needed: frozenset[str] = frozenset()
 
-    def cause(self) -> str:
-        """The wrong property and the op to blame; the empty string if they are unknown."""
-        cause = cause_text(self.kind, self.property, self.op)
-        return cause + ALSO * bool(self.layer and cause)
+    # What follows from the program and its numbers. A result file keeps it.
+    count: int = field(init=False)
+    masked: int = field(init=False)
+    steps: int = field(init=False)
+    first_wrong_step: str = field(init=False)
+    pattern: str = field(init=False)
+    RECORD: ClassVar = Finding
+
+    def __post_init__(self) -> None:
+        numbers, steps = self.numbers or frozenset({self.number}), self.program.steps
+        bad, known = self.bad_step or 0, not self.property or self.shrunk or self.precise
+        derived = {
+            "numbers": numbers,
+            "count": len(numbers),
+            "masked": len(self.masking),
+            "steps": len(steps),
+            "first_wrong_step": steps[bad - 1].op if 0 < bad <= len(steps) else "",
+            "pattern": self.pattern_if_shrunk if known else NOT_SHRUNK.format(self.property),
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
     @functools.cached_property
     def precise(self) -> bool:
@@ -101,8 +130,9 @@ class FailingProgram:
         return (first, *(mismatch for mismatch in self.mismatches if mismatch is not first)) if self.mismatches else ()
 
     @functools.cached_property
-    def pattern(self) -> str:
-        """The pattern that this finding shares with findings in other operators; empty without a known cause."""
+    def pattern_if_shrunk(self) -> str:
+        """The pattern that this finding shares with findings in other operators, unless shrinking shows another cause;
+        empty without a cause."""
         if not self.property:
             return ""
         is_view = self.op in OPS and OPS[self.op].effect == VIEW
@@ -134,13 +164,51 @@ class FailingProgram:
         kinds = {self.kind, CRASH if self.kind == MEMORY else self.kind}
         return frozenset(map(ExitReason, kinds)) if self.kind in DEATHS else frozenset()
 
+    @property
+    def every_signature(self) -> tuple[str, ...]:
+        """The signatures of all programs, that of the smallest one first."""
+        return self.signature, *self.signatures
+
+    def explains(self, other: FailingProgram) -> bool:
+        """Whether another finding may have the same cause, if it has the same signature."""
+        return not other.an_error or self.needed <= other.operators
+
+    def of_programs(self, other: FailingProgram) -> FailingProgram:
+        """This finding, shown by the programs of another one too."""
+        signatures = {*self.every_signature, *other.every_signature} - {self.signature}
+        return replace(
+            self,
+            numbers=self.numbers | other.numbers,
+            masking=self.masking | other.masking,
+            signatures=tuple(sorted(signatures)),
+        )
+
+    def joined(self, other: FailingProgram) -> FailingProgram:
+        """One finding from two of one cause. It keeps a shrunk program if there is one, then the one with fewer
+        steps."""
+        least, more = sorted((self, other), key=lambda finding: (not finding.shrunk, finding.steps))
+        return least.of_programs(more)
+
+    def also_in(self, other: FailingProgram) -> FailingProgram:
+        """This finding, shown by another program of the same signature too. The program with the lowest number stays,
+        in whatever order they come, unless one is shrunk."""
+        lower = not self.shrunk and other.number < self.number
+        least, more = (other, self) if lower else (self, other)
+        others = list(self.others)
+        if more.an_error and not self.shrunk:
+            own = frozenset({more.number})
+            others.append(replace(more, numbers=own, masking=more.masking & own, others=()))
+            others = sorted(others, key=lambda kept: kept.number)[:MOST_OTHERS]
+        return replace(least.of_programs(more), others=tuple(others))
+
     def died_on(self, small: Program) -> FailingProgram:
         """This death of a worker on a smaller program."""
-        if not self.step:
+        if not self.bad_step:
             return replace(self, program=small)
-        step = len(small.steps) + (self.step > len(self.program.steps))
-        died = ended(self.kind, self.seed, self.number, small, step)
-        return replace(died, before=self.before, said=self.said, passes=self.passes)
+        step = len(small.steps) + (self.bad_step > len(self.program.steps))
+        program, op = ending_at(small, step)
+        signature = f"{self.kind.lower()} / {op}"
+        return replace(self, signature=signature, program=program, bad_step=step, property=self.kind.lower(), op=op)
 
     def death(self) -> str:
         """How and at which op the process ended; the empty string if it did not."""
@@ -150,26 +218,43 @@ class FailingProgram:
 
     def flaky(self) -> FailingProgram:
         """This failure as FLAKY, after it did not repeat."""
-        return replace(self, kind=FLAKY, group=f"flaky / {self.group}")
+        return replace(self, kind=FLAKY, signature=f"flaky / {self.signature}")
 
     def to_json(self) -> dict[str, Json]:
         """The finding as JSON; `--replay` reads it as it reads a program."""
+        lists = {name: sorted(getattr(self, name)) for name in ("signatures", "numbers", "masking", "needed")}
         mismatches = [vars(mismatch) for mismatch in self.mismatches]
-        changed = {"signature": self.group, "first_bad_step": self.step, "mismatches": mismatches}
-        return {**{name: getattr(self, name) for name in PLAIN}, **changed, "program": self.program.to_json()}
+        others = [other.to_json() for other in self.others]
+        plain = {**{name: getattr(self, name) for name in PLAIN}, "count": self.count}
+        plain |= lists | {"elsewhere": dict(self.elsewhere)}
+        return {**plain, "mismatches": mismatches, "others": others, "program": self.program.to_json()}
 
     @classmethod
     def from_json(cls, data: Json) -> FailingProgram:
-        """The finding that `to_json` wrote."""
-        plain = {name: data[name] for name in PLAIN if name in data}
-        mismatches = tuple(Mismatch(**mismatch) for mismatch in data["mismatches"])
-        program, step = Program.from_json(data["program"]), data["first_bad_step"]
-        return cls(group=data["signature"], program=program, mismatches=mismatches, step=step, **plain)
+        """The finding that `to_json` wrote. `alone` is not read: the script runs again. Raises KeyError, TypeError,
+        ValueError and ProgramError."""
+        return cls(
+            **{name: data[name] for name in PLAIN if name != "alone"},
+            numbers=frozenset(data["numbers"]),
+            masking=frozenset(data["masking"]),
+            needed=frozenset(data["needed"]),
+            signatures=tuple(data["signatures"]),
+            elsewhere=data["elsewhere"],
+            mismatches=tuple(Mismatch(**mismatch) for mismatch in data["mismatches"]),
+            others=tuple(map(cls.from_json, data["others"])),
+            program=Program.from_json(data["program"]),
+        )
+
+
+def ending_at(program: Program, step: int) -> tuple[Program, str]:
+    """Return the program up to this step, and the step's op. Step 0 is the move of the inputs; the number after the
+    last step is the observation."""
+    op = [MOVE, *(step.op for step in program.steps), "the observation"][step]
+    return program.with_steps(program.steps[:step]), op
 
 
 def ended(kind: str, seed: int, number: int, program: Program, step: int) -> FailingProgram:
-    """A crash or a hang in this step, with the program up to it. Step 0 is the move of the inputs; the number after the
-    last step is the observation."""
-    where = [MOVE, *(step.op for step in program.steps), "the observation"][step]
-    word, beginning = kind.lower(), program.with_steps(program.steps[:step])
-    return FailingProgram(kind, seed, number, f"{word} / {where}", beginning, step=step, property=word, op=where)
+    """A crash or a hang in this step, with the program up to it."""
+    beginning, op = ending_at(program, step)
+    word = kind.lower()
+    return FailingProgram(f"{word} / {op}", kind, number, word, op, program=beginning, bad_step=step, seed=seed)

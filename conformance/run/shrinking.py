@@ -201,7 +201,7 @@ class ThreadShrinker:
 
     def begin(self, finding: FailingProgram, until: float = math.inf) -> Future[FailingProgram]:
         """See `Ahead.begin`."""
-        key = (finding.number, finding.part, finding.group)
+        key = (finding.number, finding.part, finding.signature)
         if key not in self._futures:
             self._futures[key] = self.submit(LocalShrinker.smaller, finding, until)
         return self._futures[key]
@@ -230,8 +230,8 @@ class ThreadShrinker:
 
 
 Key = tuple[int, int, str, str]
-"""A finding's program, its part and group, and the group of the smaller finding to confirm; the last is empty if there
-is none."""
+"""A finding's program, its part and signature, and the signature of the smaller finding to confirm; the last is empty
+if there is none."""
 
 
 @dataclass
@@ -251,7 +251,7 @@ class RemoteShrinker:
 
     def begin(self, finding: FailingProgram, until: float = math.inf, small: FailingProgram | None = None) -> Key:
         """See `Ahead.begin`; with `small`, confirm that form of the finding."""
-        key = (finding.number, finding.part, finding.group, small.group if small is not None else "")
+        key = (finding.number, finding.part, finding.signature, small.signature if small is not None else "")
         if key not in self.requested:
             self.requested.add(key)
             workers = self.workers

@@ -182,7 +182,7 @@ def shrink(
     progress: ShrinkProgress = NO_PROGRESS,
     hang: Collection[str] = (),
 ) -> FailingProgram:
-    """Return the failure on a smaller program that is wrong in the same way, with its group computed again. From
+    """Return the failure on a smaller program that is wrong in the same way, with its signature computed again. From
     `until` on, in seconds since the epoch, no smaller program is tried. `progress` is that of earlier workers."""
     target = loaded(spec)
     if finding.kind not in DEATHS:
@@ -225,10 +225,10 @@ class Minimizer:
         cause = cause_of(small, verdict, self._is_wrong)
         return replace(
             self.finding,
-            group=str(signature(small, verdict)),
+            signature=str(signature(small, verdict)),
             program=small,
             mismatches=verdict.mismatches,
-            step=verdict.bad_step,
+            bad_step=verdict.bad_step,
             property=cause.property,
             op=cause.op,
         )
@@ -248,7 +248,7 @@ class Minimizer:
         """Return the trial of the smallest program that fails on a layer of the target, and the target's verdict.
 
         Steps after the first bad step may be wrong for other reasons, so they are removed first."""
-        program, step = self.finding.program, self.finding.step
+        program, step = self.finding.program, self.finding.bad_step
         self.trials = ShrinkTrials(layer, self.progress, self._matches, seconds=LONGEST_TRIAL, until=self.until)
         if step:
             beginning = program.with_steps(program.steps[:step])

@@ -49,7 +49,6 @@ from conformance.run.script_process import Forks
 from conformance.selftest import repros
 from conformance.sources.fuzzing import command as fuzz
 from conformance.sources.fuzzing.campaign import Campaign as Running
-from conformance.sources.fuzzing.group import Group
 from conformance.sources.fuzzing.results import evidence
 from conformance.sources.opinfo.plan import Case
 from conformance.standalone.oracles import Mismatch
@@ -65,7 +64,7 @@ OF_DEATH = {"crash": CRASH, "timeout": TIMEOUT}
 """Kind of a finding by the oracle of a failure that ends its process."""
 
 Key = tuple[int, int, str]
-"""The program of a finding, its part, and its group."""
+"""The program of a finding, its part, and its signature."""
 
 FOUND, MISSED, GONE, NO_TARGET, NOT_RUN = "found", "not found", "gone here", "no target", "no campaign"
 """Statuses of a bug. `gone here`: its repro does not show it on the installed torch."""
@@ -89,13 +88,13 @@ class BugRow:
 
 @dataclass(frozen=True)
 class Campaign:
-    """The findings of a campaign with the number of the first program of each, and its time in seconds. For op_db, a
-    case counts as a program, and its findings come with their evidence."""
+    """The findings of a campaign, and its time in seconds. For op_db, a case counts as a program, and its findings come
+    with their evidence."""
 
     target: str
     programs: int
     seconds: float
-    findings: Sequence[tuple[FailingProgram, int, Evidence | None]]
+    findings: Sequence[tuple[FailingProgram, Evidence | None]]
 
 
 def read(path: Path) -> Campaign:
@@ -112,7 +111,7 @@ def read(path: Path) -> Campaign:
         data = _data(saved)
         if data.get("shrunk") and data.get("target") == run.target and (not name or data.get("campaign") == name):
             with contextlib.suppress(ProgramError, KeyError, TypeError):  # no finding, or of another version
-                findings.append((FailingProgram.from_json(data), min(data["numbers"]), None))
+                findings.append((FailingProgram.from_json(data), None))
     return Campaign(run.target, run.drawn.programs, run.seconds, findings)
 
 
@@ -122,27 +121,31 @@ def _data(path: Path) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def _of_cases(run: Run) -> Iterator[tuple[FailingProgram, int, Evidence]]:
-    """Yield the failures of op_db's cases as findings, each with the number of its case. Only failures of a property
-    that a bug of the index has on this target count. A worker writes and runs the programs, which may end it."""
+def _of_cases(run: Run) -> Iterator[tuple[FailingProgram, Evidence]]:
+    """Yield the failures of op_db's cases as findings, with the number of the case as that of the program. Only
+    failures of a property that a bug of the index has on this target count. A worker writes and runs the programs,
+    which may end it."""
     properties = {bug.property for bug in bugs() if run.target in bug.targets}
     with LOCAL.pool(run.target, Limits(unit=LONGEST_CASE), 1, [__name__]) as pool:
         for number, result in enumerate(run.results):
             case = Case(result.op, result.overload, result.family, result.dtype, result.variant, result.layout, None)
             for failure in result.failures if result.outcome in UNEXPECTED else ():
                 if _property(failure) in properties:
-                    pool.submit(Task(f"{number} {failure.oracle}", programs_with_evidence, (run.target, case, failure)))
-        for task, answer in pool.ended():
+                    arguments = (run.target, case, number, failure)
+                    pool.submit(Task(f"{number} {failure.oracle}", programs_with_evidence, arguments))
+        for _, answer in pool.ended():
             if not isinstance(answer, Death) and answer.error is None:
-                yield from ((finding, int(task.name.partition(" ")[0]), facts) for finding, facts in answer.value)
+                yield from answer.value
 
 
 def _property(failure: Failure) -> str:
     return failure.oracle if failure.oracle in OF_DEATH else shown_by(failure)
 
 
-def programs_with_evidence(spec: str, case: Case, failure: Failure) -> list[tuple[FailingProgram, Evidence]]:
-    """Return the calls of a failing sample as programs, with the evidence of each."""
+def programs_with_evidence(
+    spec: str, case: Case, number: int, failure: Failure
+) -> list[tuple[FailingProgram, Evidence]]:
+    """Return the calls of a failing sample of the case with this number as programs, with the evidence of each."""
     from conformance.sources.opinfo.smaller import programs_of  # imports op_db, which takes seconds
 
     target, result = load_target(spec), []
@@ -151,7 +154,8 @@ def programs_with_evidence(spec: str, case: Case, failure: Failure) -> list[tupl
     # If torch CPU is wrong, its answer may differ in each run. Then no program passes the check.
     programs = programs_of(case, failure, target)[0] or programs_of(case, failure, target, checked=False)[0]
     for program in programs:
-        finding = FailingProgram(kind, 0, 0, case.id, program, (mismatch,), 1, _property(failure), op)
+        cause = _property(failure), op
+        finding = FailingProgram(case.id, kind, number, *cause, program=program, mismatches=(mismatch,), bad_step=1)
         facts = evidence(with_culprit(finding, target), target)
         result += [(finding, facts)] if facts is not None else []
     return result
@@ -189,12 +193,12 @@ def _matched(campaign: Campaign, measured: Sequence[Bug]) -> list[tuple[int, int
     if not any(campaign.target in bug.targets for bug in measured):
         return []
     target, result = load_target(campaign.target), []
-    for finding, first, known in campaign.findings:
+    for finding, known in campaign.findings:
         finding = with_culprit(finding, target) if known is None else finding
         facts = evidence(finding, target) if known is None else known
         for bug in measured:
             if facts is not None and campaign.target in bug.targets and (why := bug.matches(facts)):
-                result.append((bug.number, max(first, 0), finding, why))
+                result.append((bug.number, max(min(finding.numbers), 0), finding, why))
     return result
 
 
@@ -221,15 +225,15 @@ class Candidates:
         self.bugs = [bug for bug in bugs() if bug.repro and spec in bug.targets]
         self._matched, self._operators = dict[Key, set[int]](), dict[Key, frozenset[str]]()
 
-    def __call__(self, campaign: Running, group: Group) -> float:
-        found = {number for other in campaign.groups if other.shrunk for number in self.matched(other.finding)}
-        wrong, operators = group.finding.property, self.operators(group.finding)
+    def __call__(self, campaign: Running, finding: FailingProgram) -> float:
+        found = {number for other in campaign.findings if other.shrunk for number in self.matched(other)}
+        wrong, operators = finding.property, self.operators(finding)
         count = sum(bug.number not in found and bug.may_be(wrong, operators) for bug in self.bugs)
         return 1 / count if count else 0.0
 
     def matched(self, finding: FailingProgram) -> set[int]:
         """Return the bugs that a minimized finding is."""
-        key = finding.number, finding.part, finding.group
+        key = finding.number, finding.part, finding.signature
         if key not in self._matched:
             facts = evidence(finding, self.target)
             self._matched[key] = {bug.number for bug in self.bugs if facts is not None and bug.matches(facts)}
@@ -238,7 +242,7 @@ class Candidates:
     def operators(self, finding: FailingProgram) -> frozenset[str]:
         """Return the operators that the steps of a finding's program name, and those that torch CPU calls for it. A
         program that ends its process does not run."""
-        key = finding.number, finding.part, finding.group
+        key = finding.number, finding.part, finding.signature
         if key not in self._operators:
             program = call_of(finding.program, len(finding.program.calls))
             runs = finding.kind in (FAIL, FLAKY)

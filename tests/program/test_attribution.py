@@ -94,7 +94,18 @@ class TestPattern:
     def test_of_a_culprit(self, detail: str, op: str, blamed: str, pattern: str) -> None:
         """Findings of one culprit are one cause. Values that are only less precise are one already."""
         wrong = Mismatch("value", "b", "1.0", "7.0", detail)
-        failing = FailingProgram("FAIL", 0, 0, "value", PROGRAMS["clone"], (wrong,), 1, "value", op, culprit=blamed)
+        failing = FailingProgram(
+            "value",
+            "FAIL",
+            0,
+            shrunk=True,
+            program=PROGRAMS["clone"],
+            mismatches=(wrong,),
+            bad_step=1,
+            property="value",
+            op=op,
+            culprit=blamed,
+        )
         assert failing.pattern == pattern
         assert FailingProgram.from_json(failing.to_json()).pattern == pattern
         assert replace(failing, kind="FLAKY").pattern == f"flaky: {pattern}"

@@ -149,7 +149,7 @@ class TestFirstScreen:
         """The script of a crash starts with the crash. Regression test: it started with "A program of view and in-place
         steps."."""
         finding = replace(ended("CRASH", 0, 0, numbered(0), 1), said="killed its process with SIGSEGV")
-        text = script(finding.program, load_target("cpu"), (), (), finding.step, finding.death())
+        text = script(finding.program, load_target("cpu"), (), (), finding.bad_step, finding.death())
         said = f"CRASH at {finding.op}: the device killed its process with SIGSEGV (signal 11)"
         assert text.startswith(f'"""{said}"""')
         assert FailingProgram.from_json(finding.to_json()) == finding

@@ -247,11 +247,16 @@ class TestShrinking:
         failing = program(Step("zero_", (tensor("a"),)), FILL, ABS, Step("neg_", (tensor("b"),)))
         verdict = judge_program(failing, TwoFaults())
         finding = FailingProgram(
-            FAIL, 0, 0, str(signature(failing, verdict)), failing, verdict.mismatches, verdict.bad_step
+            str(signature(failing, verdict)),
+            FAIL,
+            0,
+            program=failing,
+            mismatches=verdict.mismatches,
+            bad_step=verdict.bad_step,
         )
         small = shrink("two faults", finding, 60)
         assert [step.op for step in small.program.steps] == ["fill_"]
-        assert small.group.startswith("value / fill_ / ")
+        assert small.signature.startswith("value / fill_ / ")
         assert json.dumps(small.to_json())
 
     @pytest.mark.parametrize(
@@ -263,7 +268,7 @@ class TestShrinking:
         ],
     )
     def test_what_any_arithmetic_shows_is_one_finding(self, op, spoilt, left, monkeypatch):
-        """A write that is lost, whatever it computes, becomes one group. Regression test: it was one for each op. A
+        """A write that is lost, whatever it computes, becomes one finding. Regression test: it was one for each op. A
         loss in `neg_` only stays separate."""
         monkeypatch.setattr(
             "conformance.run.smaller.loaded", lambda spec: Faulty().plant(spoilt, lambda call: call.first)
@@ -274,8 +279,12 @@ class TestShrinking:
             (Step(op, (tensor("a"),)),),
         )
         verdict = judge_program(failing, Faulty().plant(spoilt, lambda call: call.first))
-        small = shrink("lost", FailingProgram(FAIL, 0, 0, "", failing, verdict.mismatches, verdict.bad_step), 60)
-        assert small.group.startswith(f"value / {left} / ")
+        small = shrink(
+            "lost",
+            FailingProgram("", FAIL, 0, program=failing, mismatches=verdict.mismatches, bad_step=verdict.bad_step),
+            60,
+        )
+        assert small.signature.startswith(f"value / {left} / ")
 
     @pytest.mark.parametrize(("least", "steps", "again"), [(0, 1, False), (5, 5, True)])
     def test_trials_run_on_the_first_layer_that_shows_the_failure(self, least, steps, again, monkeypatch):
@@ -286,7 +295,11 @@ class TestShrinking:
         monkeypatch.setattr("conformance.run.smaller.loaded", lambda spec: target)
         verdict = judge_program(CHAIN, target)
         before = target.compiled
-        small = shrink("layers", FailingProgram(FAIL, 0, 0, "", CHAIN, verdict.mismatches, verdict.bad_step), 60)
+        small = shrink(
+            "layers",
+            FailingProgram("", FAIL, 0, program=CHAIN, mismatches=verdict.mismatches, bad_step=verdict.bad_step),
+            60,
+        )
         assert len(small.program.steps) == steps
         assert judge_program(small.program, target).mismatches
         assert first.compiled > 5
@@ -303,9 +316,9 @@ class TestShrinking:
             (Storage("float32", 6),), (Input("a", 0, "float32", (4,), (1,), 2),), (Step("neg_", (tensor("a"),)), FILL)
         )
         verdict = judge_program(failing, Faulty().plant("fill_", fails))
-        finding = FailingProgram(FAIL, 0, 0, "", failing, verdict.mismatches, verdict.bad_step)
+        finding = FailingProgram("", FAIL, 0, program=failing, mismatches=verdict.mismatches, bad_step=verdict.bad_step)
         small = shrink("an error", finding, 60)
-        assert small.group == "error / RuntimeError: no such memory"
+        assert small.signature == "error / RuntimeError: no such memory"
         assert small.program.inputs[0].offset == 1
 
 
@@ -345,7 +358,7 @@ class TestVanished:
 
     PROGRAM = program(FILL, Step("add_", (tensor("a"), 1)))
     SAVED = FailingProgram(
-        FAIL, 0, 0, "as drawn", program(FILL, *PROGRAM.steps), (Mismatch("value", "a", "8", "9", ""),)
+        "as drawn", FAIL, 0, program=program(FILL, *PROGRAM.steps), mismatches=(Mismatch("value", "a", "8", "9", ""),)
     )
 
     @staticmethod

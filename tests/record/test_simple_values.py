@@ -39,11 +39,20 @@ class Outer:
 FULL = Outer(Word.GOOD, 2, 1.5, 0, (Inner("a", (("b", True),)),), {("x", "y", "z"): 1, ("x", "y", "w"): 2}, ["n"])
 
 
+@dataclass(frozen=True)
+class Larger(Inner):
+    size: int = 0
+    RECORD: ClassVar = Inner
+
+
 class TestRoundTrip:
     @pytest.mark.parametrize("value", [FULL, Outer(Word.GOOD)])
     def test_through_json(self, value: Outer) -> None:
         """The round trip covers tuples, enums, optional numbers, and mappings with tuple keys."""
         assert load(Outer, json.loads(json.dumps(dump(value)))) == value
+
+    def test_a_class_may_be_written_as_its_base(self) -> None:
+        assert dump({"one": Larger("a", (("b", True),), 3)}) == {"one": dump(Inner("a", (("b", True),)))}
 
     def test_defaults_are_left_out(self) -> None:
         """Defaults are omitted, unless the class requests them. A mapping with tuple keys becomes nested sorted

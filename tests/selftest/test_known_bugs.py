@@ -22,7 +22,6 @@ from conformance.run.script_process import Forks
 from conformance.selftest import known_bugs, repros
 from conformance.selftest.known_bugs import FOUND, GONE, MISSED, NO_TARGET, NOT_RUN, Candidates
 from conformance.sources.fuzzing.campaign import Campaign
-from conformance.sources.fuzzing.group import Group
 from conformance.sources.fuzzing.plan import Plan
 from conformance.sources.fuzzing.results import MOST_STEPS
 from conformance.standalone.oracles import Mismatch
@@ -36,7 +35,7 @@ def finding(*steps: Step) -> FailingProgram:
     """A finding of AOTAutograd with a wrong value."""
     program = Program((Storage("float32", 3),), (Input("a", 0, "float32", (3,), (1,)),), steps)
     known = {"property": "value", "op": "expand", "culprit": "AOTAutograd"}
-    return FailingProgram("FAIL", 0, 40, "value / fill_", program, WRONG, len(steps), **known)  # type: ignore[arg-type]
+    return FailingProgram("value / fill_", "FAIL", 40, program=program, mismatches=WRONG, bad_step=len(steps), **known)  # type: ignore[arg-type]
 
 
 WRITTEN = finding(EXPAND, Step("fill_", (tensor("b"), 2)))
@@ -53,7 +52,7 @@ def overlapping(steps: tuple[Step, ...] = APART) -> FailingProgram:
     inputs = tuple(Input(name, at, "float32", (3,), (1,)) for at, name in enumerate("ab"))
     program = Program((Storage("float32", 3),) * 2, inputs, steps, calls=(Call({"b": {"beside": "a"}}),))
     wrong, op = (Mismatch("value", "c", "2.0", "0.0"),), "a further call with other aliasing"
-    return FailingProgram("FAIL", 0, 40, "value / further", program, wrong, property="value", op=op)
+    return FailingProgram("value / further", "FAIL", 40, program=program, mismatches=wrong, property="value", op=op)
 
 
 @pytest.fixture
@@ -82,8 +81,8 @@ class TestCandidates:
         wanted, running = Candidates("aot_eager"), Campaign(Plan("aot_eager", reports=tmp_path))
         other = finding(Step("neg", (tensor("a"),), out=("b",)))
         for one in (WRITTEN, dataclasses.replace(other, number=41)):
-            running.groups.append(Group(one, {one.number}, {one.group}))
-        first, last = (wanted(running, group) for group in running.groups)
+            running.findings.append(one)
+        first, last = (wanted(running, one) for one in running.findings)
         assert first > last == 0.0
 
     def test_an_operator_that_only_a_step_names(self, tmp_path: Path) -> None:
@@ -93,20 +92,20 @@ class TestCandidates:
         sized = dataclasses.replace(
             finding(Step("sized", (tensor("a"), "FloatTensor"), out=("b",))), property="metadata"
         )
-        running.groups.append(Group(sized, {sized.number}, {sized.group}))
-        assert Candidates("compile:eager")(running, running.groups[0]) > 0
+        running.findings.append(sized)
+        assert Candidates("compile:eager")(running, running.findings[0]) > 0
 
     def test_a_bug_that_is_found(self, tmp_path: Path) -> None:
         """The second finding with the operators of #197448 is not needed. A look-alike of it does not count as it."""
         running = Campaign(Plan("aot_eager", reports=tmp_path))
         again = dataclasses.replace(WRITTEN, number=41)
         for one in (BESIDE, again):
-            running.groups.append(Group(one, {one.number}, {one.group}))
-        before = Candidates("aot_eager")(running, running.groups[1])
-        running.groups[0].shrunk = True
-        beside = Candidates("aot_eager")(running, running.groups[1])
-        running.groups[0].finding = WRITTEN
-        found = Candidates("aot_eager")(running, running.groups[1])
+            running.findings.append(one)
+        before = Candidates("aot_eager")(running, running.findings[1])
+        running.findings[0] = dataclasses.replace(BESIDE, shrunk=True)
+        beside = Candidates("aot_eager")(running, running.findings[1])
+        running.findings[0] = dataclasses.replace(WRITTEN, shrunk=True)
+        found = Candidates("aot_eager")(running, running.findings[1])
         assert 0 < before == beside
         assert 197448 in Candidates("aot_eager").matched(WRITTEN)
         assert found != before

@@ -46,7 +46,9 @@ def test_a_finding_of_a_reported_bug():
     program = wide.with_steps((Step("op_db:linalg.pinv", (tensor("a"),), out=("b",)),))
     verdict = judge_program(program, target)
     cause = cause_of(program, verdict)
-    finding = FailingProgram("FAIL", 0, 0, "", program, verdict.mismatches, 1, cause.property, cause.op)
+    finding = FailingProgram(
+        "", "FAIL", 0, program=program, mismatches=verdict.mismatches, bad_step=1, property=cause.property, op=cause.op
+    )
     assert upstream_of(finding, target) == "known: pytorch#198118"
 
 

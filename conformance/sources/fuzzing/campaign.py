@@ -1,9 +1,9 @@
-"""A campaign: numbered programs of one seed, run in shards by worker processes, and their findings in groups.
+"""A campaign: numbered programs of one seed, run in shards by worker processes, and their distinct findings.
 
 The key insight: a shard is a pure function of its seed and program numbers, so the result does not depend on the number
-of workers. If a worker dies, another one runs the steps behind the crash and the rest of the shard. Findings are
-grouped by signature until one program of each group is small, then by cause. A campaign therefore reports each distinct
-bug once, with a small program. All files of a campaign carry its name, so `resume` reads only its own files.
+of workers. If a worker dies, another one runs the steps behind the crash and the rest of the shard. Findings of
+equal signatures are joined at once, those of equal causes when they are shrunk. A campaign therefore reports each
+distinct bug once, with a small program. All files of a campaign carry its name, so `resume` reads only its own files.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 import re
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from conformance.program.script import script
 from conformance.program.steps.table import OPS
 from conformance.record.errors import TargetError
 from conformance.record.finding import FAIL, HARNESS, INVALID, MOVE, TIMEOUT, severity_of
-from conformance.record.result import counted, write_atomic
+from conformance.record.result import Result, counted, write_atomic
 from conformance.record.shortfall import FINDINGS, ON_LAYER, PROGRAMS, Shortfall
 from conformance.report.live import Log, Sample
 from conformance.run import smaller
@@ -33,12 +33,11 @@ from conformance.run.execution_place import LOCAL, ExecutionPlace
 from conformance.run.failing_program import FailingProgram
 from conformance.run.messages import OutOfTime, PoolLost, WorkerDied
 from conformance.run.shrinking import Ahead, LocalShrinker, RemoteShrinker, Shrinker, ThreadShrinker
-from conformance.sources.fuzzing.group import Group
 from conformance.sources.fuzzing.isolation import Workers, saved_findings
 from conformance.sources.fuzzing.plan import HANGS, Plan, Shard, again
 from conformance.sources.fuzzing.worker import ShardResult
 
-PROGRESS = 7
+PROGRESS = 8
 """Schema version of the progress file."""
 
 LONGEST_NAME = 90
@@ -62,15 +61,14 @@ SHRUNK_EACH = 3
 
 @dataclass
 class Campaign:
-    """A running campaign: the totals so far and the groups found. It calls `tell` after each shard."""
+    """A running campaign: the totals so far and the distinct findings. It calls `tell` after each shard."""
 
     plan: Plan
     tell: Callable[[Campaign], None] = lambda campaign: None
-    wanted: Callable[[Campaign, Group], float] | None = None
-    """How much a group's finding is to be shrunk: the largest number first, and none of 0. By default all are, but few
-    of one pattern."""
+    wanted: Callable[[Campaign, FailingProgram], float] | None = None
+    """Shrinking priority of a finding: highest first, 0 = never. By default all are shrunk, but few of one pattern."""
     result: ShardResult = field(default_factory=ShardResult)
-    groups: list[Group] = field(default_factory=list)
+    findings: list[FailingProgram] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
     began_at: float = field(default_factory=time.time)
@@ -90,15 +88,15 @@ class Campaign:
     """Identifier in the names of its files. It separates campaigns in one folder or on one target."""
     place: ExecutionPlace = LOCAL
     _noted: float = 0.0
-    _unsaved: list[Group] = field(default_factory=list)
+    _unsaved: list[FailingProgram] = field(default_factory=list)
     _taken: list[Path] = field(default_factory=list)
-    """Files to delete once the groups are on disk."""
+    """Files to delete once the findings are on disk."""
 
     def run(self) -> None:
         """Run the plan, then shrink the findings. Raises TargetError if the target cannot be loaded, and ProgramError
         if the progress file is of another campaign.
 
-        If the run ends early for any reason, the groups found so far are on disk, and `resume` continues from there."""
+        If the run ends early for any reason, the findings so far are on disk, and `resume` continues from there."""
         self.began_at = time.time()  # loading the target counts, too
         self.plan.failures.mkdir(parents=True, exist_ok=True)
         self.following = -len(self.plan.corpus)
@@ -118,9 +116,9 @@ class Campaign:
                     self.running_seconds = self.earlier_seconds + time.monotonic() - self.began
                     self._take_found()
                     self._note_progress()
-                threads = min(plan.jobs, sum(self._due(group) for group in self._queue())) if remote is None else 0
+                threads = min(plan.jobs, sum(map(self._due, self._queue()))) if remote is None else 0
                 if threads < 2:
-                    self._shrink_all(shrinker, remote, len(self.groups))
+                    self._shrink_all(shrinker, remote, len(self.findings))
         if threads > 1:  # the workers that ran the programs have ended, since each thread has workers of its own
             with ThreadShrinker(workers, threads, plan.trials) as ahead:
                 self._shrink_all(ahead, ahead, 2 * threads)
@@ -129,56 +127,54 @@ class Campaign:
                 self._compare(relative)
 
     def _shrink_all(self, shrinker: Shrinker, ahead: Ahead | None, most: int) -> None:
-        """Shrink the groups in the order of their rank, and up to `most` of them ahead of their turn. The first group
-        of a cause, and so the set of groups that are shrunk, does not depend on the scheduling of a pool."""
-        tried: list[Group] = []
-        # If the campaign ends meanwhile, the remaining groups stay unshrunk.
-        while not self._late() and (waiting := [group for group in self._queue() if self._due(group, tried)]):
+        """Shrink the findings in the order of their rank, and up to `most` of them ahead of their turn. The first
+        finding of a cause, and so the set of findings that are shrunk, does not depend on the scheduling of a pool."""
+        # If the campaign ends meanwhile, the remaining findings stay unshrunk.
+        while not self._late() and (finding := next(filter(self._due, self._queue()), None)) is not None:
             if ahead is not None:
                 self._shrink_ahead(ahead, most)
-            tried.append(waiting[0])
-            self._shrink(shrinker, waiting[0])
+            self._shrink(shrinker, finding)
 
-    def _queue(self) -> list[Group]:
-        """The groups that are not shrunk, in the order in which they are to be. If `--minutes` limits the campaign, the
-        groups of the most programs and the most severe groups take turns. Bugs of PyTorch come last."""
+    def _queue(self) -> list[FailingProgram]:
+        """The findings that are not shrunk, in the order in which they are to be. If `--minutes` limits the campaign,
+        the findings of the most programs and the most severe ones take turns. Bugs of PyTorch come last."""
         ranked = self.ranked()
         if self.wanted is not None:
-            weights = [(self.wanted(self, group), group) for group in ranked]
-            ranked = [group for weight, group in sorted(weights, key=lambda weighted: -weighted[0]) if weight]
+            weights = [(self.wanted(self, finding), finding) for finding in ranked]
+            ranked = [finding for weight, finding in sorted(weights, key=lambda weighted: -weighted[0]) if weight]
         elif self.plan.minutes is not None:
-            frequent = sorted(ranked, key=lambda group: -len(group.numbers))
-            turns = (group for pair in zip(frequent, ranked, strict=True) for group in pair)
-            ranked = [*{id(group): group for group in turns}.values()]
+            frequent = sorted(ranked, key=lambda finding: -finding.count)
+            turns = (finding for pair in zip(frequent, ranked, strict=True) for finding in pair)
+            ranked = [*{id(finding): finding for finding in turns}.values()]
         if self.wanted is None:
-            ranked.sort(key=lambda group: bool(group.finding.layer))
-        return [group for group in ranked if not group.shrunk]
+            ranked.sort(key=lambda finding: bool(finding.layer))
+        return [finding for finding in ranked if not finding.shrunk]
 
     @property
-    def unwanted(self) -> list[Group]:
-        """The groups that the campaign is not to shrink."""
+    def unwanted(self) -> list[FailingProgram]:
+        """The findings that the campaign is not to shrink."""
         queue = self._queue()
-        return [group for group in self.groups if not group.shrunk and group not in queue]
+        return [finding for finding in self.findings if not finding.shrunk and finding not in queue]
 
-    def _due(self, group: Group, tried: Sequence[Group] = ()) -> bool:
-        return not (group.shrunk or group in tried or self._enough_of(group) or self._unshrinkable(group))
+    def _due(self, finding: FailingProgram) -> bool:
+        return not (finding.shrunk or self._enough_of(finding) or self._unshrinkable(finding))
 
     def _shrink_ahead(self, ahead: Ahead, most: int) -> None:
-        """Start to shrink groups that probably have distinct causes ahead of their turn, until `most` are running."""
-        causes = {group.finding.cause() for group in self.groups if group.shrunk}
-        for group in self._queue():
-            finding, known = group.finding, group.finding.precise and group.finding.cause() in causes
+        """Start to shrink findings that probably have distinct causes ahead of their turn, until `most` are running."""
+        causes = {finding.cause() for finding in self.findings if finding.shrunk}
+        for finding in self._queue():
+            known = finding.precise and finding.cause() in causes
             causes.add(finding.cause())
-            if ahead.running < most and not known and self._due(group):
+            if ahead.running < most and not known and self._due(finding):
                 ahead.begin(finding, until=self._deadline())
 
-    def _enough_of(self, group: Group) -> bool:
-        """Whether enough findings of the group's pattern are shrunk, and its cause is precise without shrinking. One
-        example of a pattern is enough if it also shows without the backend: it is no bug of the user's."""
+    def _enough_of(self, finding: FailingProgram) -> bool:
+        """Whether enough findings of this pattern are shrunk, and the cause is precise without shrinking. One example
+        of a pattern is enough if it also shows without the backend: it is no bug of the user's."""
         if self.wanted is not None:
             return False
-        finding = group.finding
-        alike = [group for group in self.groups if group.shrunk and group.finding.pattern == finding.pattern]
+        pattern = finding.pattern_if_shrunk
+        alike = [known for known in self.findings if known.shrunk and known.pattern == pattern]
         return bool(alike) if finding.layer else finding.precise and len(alike) >= SHRUNK_EACH
 
     def _compare(self, relative: str) -> None:
@@ -186,20 +182,22 @@ class Campaign:
         limits, until = self.plan.limits, self._deadline()
         longest = 2 * limits.unit + limits.compiling
         with Workers(relative, limits, 1, self.place) as workers:
-            for group in self.ranked():
-                if relative in group.elsewhere or not group.finding.program.inputs or self._late():
+            for finding in self.ranked():
+                if relative in finding.elsewhere or not finding.program.inputs or self._late():
                     continue
-                finding, limit = group.finding, limits.unit
                 try:
-                    answer = workers.ask(smaller.elsewhere, relative, finding, limit, seconds=longest, until=until)
+                    answer = workers.ask(
+                        smaller.elsewhere, relative, finding, limits.unit, seconds=longest, until=until
+                    )
                 except OutOfTime:
                     return
                 except WorkerDied as died:
                     answer = smaller.died_elsewhere(finding, died.death)
                 except TargetError as error:
                     answer = f"cannot be used: {error}"
-                group.elsewhere[relative] = answer
-                self._save(group)
+                compared = replace(finding, elsewhere={**finding.elsewhere, relative: answer})
+                self._put(finding, compared)
+                self._save(compared)
 
     @property
     def hang(self) -> dict[str, int]:
@@ -208,24 +206,23 @@ class Campaign:
         target = describe_target(self.plan.target)
         if target.facts.lazy or target.facts.transforms_program:
             return {}
-        hung = [group for group in self.distinct() if group.finding.kind == TIMEOUT]
-        hangs = {group.finding.op: len(group.numbers) for group in hung}
+        hangs = {finding.op: finding.count for finding in self.distinct() if finding.kind == TIMEOUT}
         return {op: count for op, count in hangs.items() if op in OPS and count >= HANGS}
 
-    def ranked(self) -> list[Group]:
-        """The groups in report order: by severity of the property, then by number of programs."""
+    def ranked(self) -> list[FailingProgram]:
+        """The findings in report order: by severity of the property, then by number of programs."""
 
-        def rank(group: Group) -> tuple[int, int, int]:
-            return severity_of(group.finding.property), -len(group.numbers), min(group.numbers)
+        def rank(finding: FailingProgram) -> tuple[int, int, int]:
+            return severity_of(finding.property), -finding.count, min(finding.numbers)
 
-        return sorted(self.groups, key=rank)
+        return sorted(self.findings, key=rank)
 
-    def distinct(self) -> list[Group]:
-        """The groups in report order, with the groups of one cause joined, shrunk or not."""
-        known: dict[str, Group] = {}
-        for group in self.ranked():
-            title = group.title
-            known[title] = known[title].joined(group) if title in known else group
+    def distinct(self) -> list[FailingProgram]:
+        """The findings in report order, with those of one cause joined, shrunk or not."""
+        known: dict[str, FailingProgram] = {}
+        for finding in self.ranked():
+            title = finding.title()
+            known[title] = known[title].joined(finding) if title in known else finding
         return list(known.values())
 
     def _deadline(self, part: float = 1.0) -> float:
@@ -234,7 +231,7 @@ class Campaign:
         return math.inf if self.plan.minutes is None else self.began_at + part * 60 * self.plan.minutes
 
     def _drawing_deadline(self, found: bool = False) -> float:
-        return self._deadline(1 - SHRINKING if self.groups or found else 1.0)
+        return self._deadline(1 - SHRINKING if self.findings or found else 1.0)
 
     def _late(self) -> bool:
         return time.time() >= self._deadline()
@@ -246,11 +243,11 @@ class Campaign:
         if self.plan.listed is not None:
             return
         while self.plan.minutes is not None and self.shrinking < MEANWHILE * (time.monotonic() - self.began):
-            group = next((group for group in self._queue() if self._due(group)), None)
-            if group is None:
+            finding = next(filter(self._due, self._queue()), None)
+            if finding is None:
                 return
             begin = time.monotonic()
-            self._shrink(shrinker, group, min(self._drawing_deadline(), time.time() + LONGEST_TURN))
+            self._shrink(shrinker, finding, min(self._drawing_deadline(), time.time() + LONGEST_TURN))
             self.shrinking += time.monotonic() - begin
 
     def _run_shards(self, workers: Workers, shrinker: Shrinker, remote: RemoteShrinker | None) -> None:
@@ -309,11 +306,10 @@ class Campaign:
                 self.add(finding)
 
     def _note_progress(self) -> None:
-        """Write a checkpoint: first the groups, then the progress file. Then delete the files of merged findings.
+        """Write a checkpoint: first the findings, then the progress file. Then delete the files of merged findings.
         `resume` finds again any finding merged after the checkpoint, and counts it once."""
-        for group in self._unsaved:
-            if group in self.groups:
-                self._save(group)
+        for finding in self._unsaved:
+            self._save(finding)
         progress = {
             "schema": PROGRESS,
             "campaign": self.name,
@@ -329,14 +325,14 @@ class Campaign:
         self._unsaved, self._taken, self._noted = [], [], time.monotonic()
 
     def _restore(self) -> None:
-        """Load the state of an earlier run of this campaign: its progress, its groups, and findings not merged yet."""
+        """Load the state of an earlier run of this campaign: its progress, its findings, and those not merged yet."""
         path = self.plan.progress
         if not path.exists():
             return
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
             if data["schema"] != PROGRESS:
-                raise ValueError("it is of another version")
+                raise ValueError(f"it has schema {data['schema']!r}, and this version reads schema {PROGRESS}")
             identity, self.name = {key: data[key] for key in self.plan.identity()}, str(data["campaign"])
             self.result = ShardResult.from_json(data["result"])
             self.unfinished = {first: Shard(self.plan, first, count, self.name) for first, count in data["unfinished"]}
@@ -352,9 +348,9 @@ class Campaign:
                 f"{path} is of another campaign: --resume needs the target, seed, families, dtypes, "
                 "steps, corpus, shard, torch and version of the drawing that it was started with"
             )
-        self._restore_groups()
+        self._restore_findings()
 
-    def _restore_groups(self) -> None:
+    def _restore_findings(self) -> None:
         unmerged: list[FailingProgram] = []
         for saved in sorted(self.plan.failures.glob("*.json")):
             try:
@@ -362,17 +358,17 @@ class Campaign:
                 if saved.name.startswith(f"found-{self.name}-"):
                     unmerged.append(FailingProgram.from_json(data))
                 elif isinstance(data, dict) and data.get("campaign") == self.name:
-                    self.groups.append(Group.from_json(data))  # other files are programs of the user
+                    self.findings.append(FailingProgram.from_json(data))  # other files are programs of the user
             except (OSError, ValueError, KeyError, TypeError, ProgramError) as error:
                 raise ProgramError(
                     f"{saved} cannot be read ({error}): remove it, run without --resume, or choose another --reports"
                 ) from error
-        self.groups.sort(key=lambda group: min(group.numbers))
+        self.findings.sort(key=lambda finding: min(finding.numbers))
         for finding in sorted(unmerged, key=lambda finding: finding.number):
             self.add(finding)
 
     def _enough(self) -> bool:
-        return time.time() >= self._drawing_deadline() or (self.plan.stop_at_first and bool(self.groups))
+        return time.time() >= self._drawing_deadline() or (self.plan.stop_at_first and bool(self.findings))
 
     def _take(self, result: ShardResult) -> None:
         new, result.findings = result.findings, []
@@ -381,38 +377,38 @@ class Campaign:
             self.add(finding)
 
     def add(self, finding: FailingProgram) -> None:
-        """Put a finding into its group, and write it to disk if it is the first of the group. The group keeps the
-        finding with the lowest program number, in whatever order findings arrive."""
-        alike = (group for group in self.groups if group.finding.layer == finding.layer)
-        group = next((group for group in alike if finding.group in group.found_as and group.explains(finding)), None)
-        if group is None:
-            group = Group(finding, {finding.number}, {finding.group})
-            self.groups.append(group)
-            self._save(group)
-        elif not group.shrunk and finding.number < group.finding.number:
-            self._taken += [self.path(group), self.path(group, ".json")]
-            group.keep(group.finding)
-            group.finding = finding
+        """Join a finding with that of its signature, or write it to disk if it is the first one."""
+        alike = (known for known in self.findings if known.layer == finding.layer)
+        alike = (known for known in alike if finding.signature in known.every_signature and known.explains(finding))
+        known = next(alike, None)
+        joined = finding if known is None else known.also_in(finding)
+        if known is None:
+            self.findings.append(finding)
+            self._save(finding)
         else:
-            group.keep(finding)
-        group.numbers.add(finding.number)
-        if finding.unjudged:
-            group.masked.add(finding.number)
-        if group not in self._unsaved:
-            self._unsaved.append(group)
+            self._put(known, joined)
+            if joined.number != known.number:
+                self._taken += [self.path(known), self.path(known, ".json")]
+        if not any(waiting is joined for waiting in self._unsaved):
+            self._unsaved.append(joined)
         self._taken.append(Shard(self.plan, finding.number, 1, self.name).path_of(finding.number, finding.part))
 
-    def _unshrinkable(self, group: Group) -> bool:
-        return group.finding.kind in (INVALID, HARNESS) or self._of_all(group)
+    def _put(self, old: FailingProgram, *new: FailingProgram) -> None:
+        """Replace a finding, also where it waits to be saved; by none if it is joined with another one."""
+        for findings in (self.findings, self._unsaved):
+            findings[:] = [kept for finding in findings for kept in (new if finding is old else (finding,))]
 
-    def _shrink(self, shrinker: Shrinker, group: Group, until: float | None = None) -> None:
-        """Shrink a group's program to find its cause. If another group has this cause, merge the two. A finding with a
-        new cause must also fail in a fresh worker."""
-        finding, until = group.finding, self._deadline() if until is None else until
-        if self._unshrinkable(group):
+    def _unshrinkable(self, finding: FailingProgram) -> bool:
+        return finding.kind in (INVALID, HARNESS) or self._of_all(finding)
+
+    def _shrink(self, shrinker: Shrinker, finding: FailingProgram, until: float | None = None) -> None:
+        """Shrink the program of a finding to find its cause. If another finding has this cause, join the two. A finding
+        with a new cause must also fail in a fresh worker."""
+        until = self._deadline() if until is None else until
+        if self._unshrinkable(finding):
             return
         same = self._of_cause(finding) if finding.precise else None
-        small = finding
+        small, broken = finding, False
         if same is None:
             try:
                 small = shrinker.shrink(finding, until)
@@ -423,45 +419,51 @@ class Campaign:
             except PoolLost:
                 raise
             except Exception as error:  # a fault of the harness: the finding stays as it is and records the error
-                group.elsewhere["shrinking"] = f"failed: {type(error).__name__}: {error}"
-        before = [self.path(group)]
-        group.finding, group.shrunk = small, True
-        group.found_as.add(small.group)
-        if small.an_error and time.time() < until and "shrinking" not in group.elsewhere:
-            group.needed = small.operators & finding.operators
-            self._split(group)
+                why, broken = f"failed: {type(error).__name__}: {error}", True
+                small = replace(small, elsewhere={**small.elsewhere, "shrinking": why})
+        # A pool may have shrunk the finding ahead of its turn, when fewer programs had shown it.
+        shrunk = replace(small.of_programs(finding), shrunk=True, others=finding.others)
+        before = [finding]
+        if shrunk.an_error and time.time() < until and not broken:
+            shrunk = replace(shrunk, needed=shrunk.operators & finding.operators)
+            shrunk = self._split(finding, shrunk)
+        else:
+            self._put(finding, shrunk)
         if same is not None:
-            before.append(self.path(same))
-            both = same.joined(group)
-            self.groups.remove(group)
-            same.finding, same.numbers, same.found_as = both.finding, both.numbers, both.found_as
-            same.elsewhere, same.masked, group = both.elsewhere, both.masked, same
-        self._save(group)
-        for path in before:
-            if path != self.path(group):
+            same = self._of_cause(shrunk)  # again, since `_split` may have added programs to it
+            assert same is not None
+            before.append(same)
+            self._put(shrunk)
+            shrunk = replace(same.joined(shrunk), needed=same.needed)
+            self._put(same, shrunk)
+        self._save(shrunk)
+        for path in map(self.path, before):
+            if path != self.path(shrunk):
                 path.unlink(missing_ok=True)
                 path.with_suffix(".json").unlink(missing_ok=True)
         self.tell(self)
 
-    def _split(self, group: Group) -> None:
-        """Make a new group of the kept programs with the same error that the shrunk program does not explain."""
-        others, group.others = group.others, []
-        apart = [other for other in others if not group.explains(other)]
-        # A program whose parts fail with one error may belong to both groups.
-        staying = {group.finding.number, *(other.number for other in others if group.explains(other))}
+    def _split(self, old: FailingProgram, shrunk: FailingProgram) -> FailingProgram:
+        """Replace a finding by its shrunk form, without the kept programs with the same error that this does not
+        explain. They become findings of their own."""
+        apart = [other for other in shrunk.others if not shrunk.explains(other)]
+        # A program whose parts fail with one error may belong to both findings.
+        staying = {shrunk.number, *(other.number for other in shrunk.others if shrunk.explains(other))}
+        gone = {other.number for other in apart} - staying
+        shrunk = replace(shrunk, numbers=shrunk.numbers - gone, masking=shrunk.masking - gone, others=())
+        self._put(old, shrunk)
         for other in apart:
-            group.numbers -= {other.number} - staying
-            group.masked -= {other.number} - staying
             self.add(other)
+        return shrunk
 
-    def _of_cause(self, finding: FailingProgram) -> Group | None:
-        """The shrunk group with this finding's cause, if there is one."""
-        cause = finding.cause()
-        return next((group for group in self.groups if cause and group.shrunk and group.finding.cause() == cause), None)
+    def _of_cause(self, finding: FailingProgram) -> FailingProgram | None:
+        """Another finding that is shrunk and has this one's cause, if there is one."""
+        others = (known for known in self.findings if known.shrunk and known is not finding)
+        return next((known for known in others if known.cause() == finding.cause() != ""), None)
 
-    def _of_all(self, group: Group) -> bool:
+    def _of_all(self, finding: FailingProgram) -> bool:
         """Whether every program that ran fails in this way before its first step, so that shrinking is pointless."""
-        return group.finding.op == MOVE and len(group.numbers) == self.result.done - self.result.unsupported.total()
+        return finding.op == MOVE and finding.count == self.result.done - self.result.unsupported.total()
 
     def shortfalls(self) -> list[Shortfall]:
         """What `--minutes` kept from being judged. Without `--programs` the time is the amount, so that the number of
@@ -473,57 +475,55 @@ class Campaign:
         judged = done.done if plan.listed is not None else done.judged
         if plan.wanted is None and not done.done:
             rows.append(Shortfall(programs))
-        elif plan.wanted is not None and self.undrawn and not (plan.stop_at_first and self.groups):
+        elif plan.wanted is not None and self.undrawn and not (plan.stop_at_first and self.findings):
             rows.append(Shortfall(programs, plan.wanted - judged, plan.wanted))
-        late = [group for group in self._queue() if self._due(group)]
-        shrunk = [group for group in self.groups if group.shrunk]
-        rows.append(
-            Shortfall(FINDINGS, len(late) + sum(group.finding.cut for group in shrunk), len(late) + len(shrunk))
-        )
+        late = [*filter(self._due, self._queue())]
+        shrunk = [finding for finding in self.findings if finding.shrunk]
+        rows.append(Shortfall(FINDINGS, len(late) + sum(finding.cut for finding in shrunk), len(late) + len(shrunk)))
         # A finding that was not tried without the backend counts as one of the backend, so its outcome depends on it.
-        tried = [group for group in self.groups if group.finding.program.inputs]
+        tried = [finding for finding in self.findings if finding.program.inputs]
         for relative in describe_target(plan.target).facts.siblings:
-            missing = sum(relative not in group.elsewhere for group in tried)
+            missing = sum(relative not in finding.elsewhere for finding in tried)
             rows.append(Shortfall(ON_LAYER.format(relative), missing, len(tried)))
         return [row for row in rows if row.missing or (not row.planned and row.what == programs)]
 
-    def path(self, group: Group, suffix: str = ".py") -> Path:
-        """The file of the group's script, or of its program with the suffix `.json`."""
-        finding, target = group.finding, re.sub(r",(import|call)=[^,]*", "", profiles.identity(self.plan.target))
-        of = (finding.cause() if group.shrunk else "") or f"{finding.group} program {finding.number}"
+    def path(self, finding: FailingProgram, suffix: str = ".py") -> Path:
+        """The file of a finding's script, or of its program with the suffix `.json`."""
+        target = re.sub(r",(import|call)=[^,]*", "", profiles.identity(self.plan.target))
+        of = (finding.cause() if finding.shrunk else "") or f"{finding.signature} program {finding.number}"
         slug = re.sub(r"[^a-z0-9_.]+", "-", f"{target} {of}".lower()).strip("-")
         if len(slug) > LONGEST_NAME:
             slug = f"{slug[:LONGEST_NAME]}-{hashlib.sha256(of.encode()).hexdigest()[:6]}"
         return self.plan.failures / f"{slug}{suffix}"
 
-    def mark_scripts(self, verdicts: Mapping[str, str]) -> None:
-        """Write into the files of the findings whether their scripts show their headlines, by title."""
-        for group in self.distinct():
-            group.alone = verdicts.get(group.title, group.alone)
-            self._save(group)
+    def mark_scripts(self, results: Iterable[Result]) -> None:
+        """Write into the files of the findings whether their scripts show their headlines."""
+        for result in results:
+            if isinstance(result.finding, FailingProgram):
+                self._save(replace(result.finding, alone=result.alone))
 
-    def _save(self, group: Group) -> None:
+    def _save(self, finding: FailingProgram) -> None:
         target = self.plan.target
         own = {"campaign": self.name, "target": target, "identity": profiles.identity(target)}
-        write_atomic(self.path(group, ".json"), json.dumps(group.to_json(own), indent=1))
-        write_atomic(self.path(group), self.script(group))
+        write_atomic(self.path(finding, ".json"), json.dumps({**finding.to_json(), **own}, indent=1))
+        write_atomic(self.path(finding), self.script(finding))
 
-    def again(self, group: Group) -> str:
-        """The command that runs the group's program again."""
-        return again(self.path(group, ".json"))
+    def again(self, finding: FailingProgram) -> str:
+        """The command that runs the finding's program again."""
+        return again(self.path(finding, ".json"))
 
-    def script(self, group: Group) -> str:
-        """The group's program as a standalone script."""
-        finding, versions = group.finding, ", ".join(f"{name} {value}" for name, value in self.environment.items())
+    def script(self, finding: FailingProgram) -> str:
+        """The finding's program as a standalone script."""
+        versions = ", ".join(f"{name} {value}" for name, value in self.environment.items())
         notes = [
-            f"{finding.kind} in {counted(len(group.numbers), 'program')}: {group.title}",
-            f"Again: {self.again(group)}",
+            f"{finding.kind} in {counted(finding.count, 'program')}: {finding.title()}",
+            f"Again: {self.again(finding)}",
             f"Found by: {self.plan.command}  (program {finding.number})",
         ]
         notes += [f"With: {versions}"] if versions else []
-        notes += [f"In a fresh process: {group.alone}"]
+        notes += [f"In a fresh process: {finding.alone}"]
         target = describe_target(self.plan.target)
-        return script(finding.program, target, finding.differences, notes, finding.step, finding.death())
+        return script(finding.program, target, finding.differences, notes, finding.bad_step, finding.death())
 
 
 class _Shards:

@@ -25,6 +25,7 @@ from conformance.record.result import WITHOUT_BACKEND, Finding, Result, Run
 from conformance.record.sentences import headline
 from conformance.report import __main__ as report
 from conformance.run import options, signals
+from conformance.run.failing_program import FailingProgram
 from conformance.run.messages import Limits
 from conformance.run.profile_trials import contradictions
 from conformance.run.session import Session, Source, limits_of, usual
@@ -33,7 +34,6 @@ from conformance.run.terminal import View, shown
 from conformance.sources.fuzzing import plainest
 from conformance.sources.fuzzing.campaign import Campaign
 from conformance.sources.fuzzing.drawing import DTYPES, STEPS, Drawing
-from conformance.sources.fuzzing.group import Group
 from conformance.sources.fuzzing.kernel_baseline import BASELINE, write_baseline
 from conformance.sources.fuzzing.listed import Listed, number_of
 from conformance.sources.fuzzing.plan import Plan
@@ -67,7 +67,7 @@ class Programs(Source):
     title = "drawn programs"
     stem, usual, job_summary = "fuzz", LIMITS, False
 
-    def __init__(self, wanted: Callable[[Campaign, Group], float] | None = None) -> None:
+    def __init__(self, wanted: Callable[[Campaign, FailingProgram], float] | None = None) -> None:
         """`wanted`: see `Campaign.wanted`."""
         self.wanted = wanted
         self.running = Campaign(Plan())
@@ -114,7 +114,7 @@ class Programs(Source):
         return result
 
     def _declared(self) -> Run:
-        return with_counts(self.running, expectations.apply(self.undeclared, self.known, self.expected))
+        return with_counts(expectations.apply(self.undeclared, self.known, self.expected))
 
     def declare(self, session: Session, run: Run) -> list[str]:
         """See `Source.declare`."""
@@ -136,7 +136,7 @@ class Programs(Source):
 
     def keep(self, session: Session, run: Run) -> None:
         """Mark the saved findings whose script shows no headline, and write the kernel counts of the programs."""
-        self.running.mark_scripts({result.finding.title(): result.alone for result in run.results if result.finding})
+        self.running.mark_scripts(run.results)
         if session.args.record_kernels and not run.interrupted:
             write_baseline(session.args.kernels or BASELINE, session.target, self.running.result.counts)
 
@@ -153,7 +153,9 @@ class Programs(Source):
         return "no program was run that the target supports, so nothing was compared"
 
 
-def main(arguments: Sequence[str] | None = None, wanted: Callable[[Campaign, Group], float] | None = None) -> int:
+def main(
+    arguments: Sequence[str] | None = None, wanted: Callable[[Campaign, FailingProgram], float] | None = None
+) -> int:
     """Run the command and return its exit code. `wanted`: see `Campaign.wanted`."""
     about = "Draw programs, run them on a target and on torch CPU, and report every difference."
     parser = options.parser("conformance fuzz", about, FLAGS, USUAL)
@@ -227,12 +229,12 @@ def line(running: Campaign) -> str:
     """Return the progress of the campaign in one line."""
     done, wanted = progress(running), running.plan.wanted
     rate = done / max(running.running_seconds, 1e-9)
-    groups = running.distinct()
-    failing = len({number for group in groups for number in group.numbers})
+    findings = running.distinct()
+    failing = len({number for finding in findings for number in finding.numbers})
     noun = running.plan.listed.noun.split()[-1] if running.plan.listed is not None else "programs"
     return (
         f"seed {running.plan.seed}: {done}{f'/{wanted}' if wanted is not None else ''} {noun}, "
-        f"{rate:.1f} {noun}/s, {failing} failing, {len(groups)} distinct"
+        f"{rate:.1f} {noun}/s, {failing} failing, {len(findings)} distinct"
     )
 
 
@@ -241,15 +243,15 @@ def show_progress(running: Campaign, view: View) -> None:
     known = set[str]()
 
     def tell(at: Campaign) -> None:
-        groups = at.distinct()
-        for group in groups:
-            cause = group.finding.pattern or group.finding.group  # one line for a bug of many operators
-            if cause not in known and group.finding.op != MOVE:  # one sentence at the end reports a failing move
+        findings = at.distinct()
+        for finding in findings:
+            cause = finding.pattern_if_shrunk or finding.signature  # one line for a bug of many operators
+            if cause not in known and finding.op != MOVE:  # one sentence at the end reports a failing move
                 known.add(cause)
-                result = result_of(group.finding)
-                also = f" ({WITHOUT_BACKEND})" if group.finding.layer else ""
-                view.finding(f"{result.outcome} in program {group.finding.number}: {headline(result)}{also}")
-        failing = len({number for group in groups for number in group.numbers})
+                result = result_of(finding)
+                also = f" ({WITHOUT_BACKEND})" if finding.layer else ""
+                view.finding(f"{result.outcome} in program {finding.number}: {headline(result)}{also}")
+        failing = len({number for finding in findings for number in finding.numbers})
         view.at(progress(at), at.plan.wanted, failing, line(at))
 
     running.tell = tell

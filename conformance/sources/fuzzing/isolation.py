@@ -15,7 +15,7 @@ from pathlib import Path
 from conformance.program.model import Program, ProgramError
 from conformance.record.finding import CRASH, DRAWING, STARTING
 from conformance.run.execution_place import LOCAL, ExecutionPlace
-from conformance.run.failing_program import NOTHING, FailingProgram, ended
+from conformance.run.failing_program import FailingProgram, ended
 from conformance.run.messages import Death, Done, Limits, Task
 from conformance.run.program_workers import ProgramWorkers
 from conformance.sources.fuzzing import worker
@@ -75,7 +75,7 @@ def recover_dead_worker(shard: Shard, death: Death) -> tuple[ShardResult, Behind
 
     def before(op: str) -> FailingProgram:
         word = kind.lower()
-        return FailingProgram(kind, shard.plan.seed, number, f"{word} / {op}", NOTHING, property=word, op=op)
+        return FailingProgram(f"{word} / {op}", kind, number, seed=shard.plan.seed, property=word, op=op)
 
     finding = before(STARTING)
     with contextlib.suppress(ValueError, KeyError, TypeError, ProgramError):
@@ -89,9 +89,9 @@ def recover_dead_worker(shard: Shard, death: Death) -> tuple[ShardResult, Behind
         finding = ended(kind, shard.plan.seed, number, program, step)
         if kind == CRASH and 0 < step < len(program.steps) and part + 1 < MOST_PARTS:
             behind = Behind(program, step, part + 1)
-        unjudged = 0 if behind is not None else max(len(program.steps) - step, 0)
+        masking = frozenset({number} if behind is None and step < len(program.steps) else ())
         ran_before = number - 1 if number > shard.first else None
-        finding = replace(finding, before=ran_before, said=death.said, part=part, unjudged=unjudged)
+        finding = replace(finding, before=ran_before, said=death.said, part=part, masking=masking)
     left = ShardResult(done=number - shard.first + (behind is None))
     for earlier in range(shard.first, number):
         worker.program_of(shard, earlier, left)

@@ -34,7 +34,7 @@ from conformance.run.temporary import OwnedFolder
 from conformance.sources.fuzzing.isolation import Workers
 from conformance.sources.fuzzing.kernel_baseline import BASELINE, read_baseline
 from conformance.sources.fuzzing.plan import Plan, Shard, again
-from conformance.sources.fuzzing.results import parts, replayed, result_of
+from conformance.sources.fuzzing.results import parts, replayed, replayed_result
 
 Rerun = Callable[[Path], tuple[FailingProgram | None, str]]
 
@@ -79,7 +79,7 @@ def replaying(args: argparse.Namespace, limits: Limits) -> Iterator[tuple[Worker
             result = workers.run(Shard(plan, -1, 1))
             finding = result.findings[0] if result.findings else None
             if finding is not None and finding.kind == INVALID:
-                raise ProgramError(f"{path}: {finding.group.removeprefix('invalid / ')}")
+                raise ProgramError(f"{path}: {finding.signature.removeprefix('invalid / ')}")
             return finding, "".join(+result.unsupported)
 
         yield workers, rerun
@@ -119,15 +119,15 @@ def replay_folder(folder: Path, args: argparse.Namespace, limits: Limits) -> int
     paths, file = [Path(name) for name in corpus_of(folder)], expectations_file(args)
     known = read(file)
     refuse(check(known, FINDINGS, parts()))
-    findings: list[tuple[FailingProgram, str]] = []
+    findings: list[FailingProgram] = []
     lines: list[Replayed] = []
     with replaying(args, limits) as (_, rerun):
         for path in paths:
             finding, lacks = rerun(path)
             line = _replayed(path, args, finding, lacks)
             if finding is not None:
-                findings.append((finding, path.stem))
-                result = expectations.judged(result_of(finding, saved=(path.stem,)), known)
+                findings.append(replace(finding, saved=(path.stem,)))
+                result = expectations.judged(replayed_result(findings[-1]), known)
                 line = replace(line, kind="XFAIL", about=[result.reason]) if result.declared else line
             lines.append(line)
     skipped = sum(bool(line.lacks) for line in lines)
@@ -158,11 +158,11 @@ def _replayed(path: Path, args: argparse.Namespace, finding: FailingProgram | No
         return Replayed(str(path), args.target, steps, lacks=lacks)
     saved = _minimal(path, args) if args.minimize else path
     named = args.minimize or target_of(path) == args.target  # the file names its target
-    notes = [f"{finding.kind}: {finding.group}", f"Again: {again(saved, '' if named else args.target)}"]
+    notes = [f"{finding.kind}: {finding.signature}", f"Again: {again(saved, '' if named else args.target)}"]
     target = describe_target(args.target)
-    text = script(finding.program, target, finding.differences, notes, finding.step, finding.death())
+    text = script(finding.program, target, finding.differences, notes, finding.bad_step, finding.death())
     lines = [*map(sentence, finding.differences[:1]), *map(str, finding.differences)]
-    about = lines or [finding.death() or finding.group]
+    about = lines or [finding.death() or finding.signature]
     return Replayed(str(path), args.target, steps, finding.kind, about, text)
 
 

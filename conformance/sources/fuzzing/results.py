@@ -37,14 +37,13 @@ from conformance.record.finding import (
     layer_and_part,
     shown_by,
 )
-from conformance.record.patterns import COMPILER_LAYERS, NOT_SHRUNK
+from conformance.record.patterns import COMPILER_LAYERS
 from conformance.record.program_stats import AXES, ProgramStats
 from conformance.record.result import UNEXPECTED, Failure, Outcome, Result, Run
 from conformance.record.upstream import Evidence, known_as
 from conformance.run.failing_program import FailingProgram
 from conformance.run.smaller import SAME
 from conformance.sources.fuzzing.drawing import CLASSES, DTYPES, VERSION, Tally
-from conformance.sources.fuzzing.group import Group
 from conformance.sources.fuzzing.plan import HANGS
 
 if TYPE_CHECKING:
@@ -76,28 +75,22 @@ def parts() -> dict[str, tuple[str, ...]]:
     }
 
 
-def result_of(finding: FailingProgram, script: str = "", **more: object) -> Result:
-    """A finding as a result. `more` holds fields of the model's finding."""
-    steps = finding.program.steps
-    wrong = steps[finding.step - 1].op if finding.step and finding.step <= len(steps) else ""
-    known: dict[str, Any] = {"first_wrong_step": wrong, "steps": len(steps), "number": finding.number, **more}
-    known_finding = Finding(finding.group, finding.kind, **known)
-    failures = [Failure(**vars(mismatch)) for mismatch in finding.differences]
-    failures = failures or [
-        Failure(known_finding.parts.oracle, finding.op or "the program", "an answer", _ended(finding))
-    ]
-    known_cause = known_finding.shrunk or finding.precise
-    known_finding = replace(
-        known_finding, pattern=finding.pattern if known_cause else NOT_SHRUNK.format(finding.property)
-    )
-    first = Failure(**{**vars(failures[0]), "script": script})
-    parts = known_finding.parts
-    op = known_finding.op or wrong or parts.op or parts.oracle
-    family = OPS[op].family if op in OPS else "programs"
-    outcome, shown = OUTCOMES.get(finding.kind, Outcome.FAIL), (first, *failures[1:])
-    reason = _suspect(finding) if finding.kind == FLAKY else ""
+def result_of(finding: FailingProgram, script: str = "") -> Result:
+    """A finding as a result."""
+    parts, mismatches = finding.parts, finding.differences
+    ending = Failure(parts.oracle, finding.op or "the program", "an answer", _ended(finding))
+    first, *others = [Failure(**vars(mismatch)) for mismatch in mismatches] or [ending]
+    op = finding.op or finding.first_wrong_step or parts.op or parts.oracle
     return Result(
-        op, "", "program", parts.layout, outcome, family=family, reason=reason, failures=shown, finding=known_finding
+        op,
+        "",
+        "program",
+        parts.layout,
+        OUTCOMES.get(finding.kind, Outcome.FAIL),
+        family=OPS[op].family if op in OPS else "programs",
+        reason=_suspect(finding) if finding.kind == FLAKY else "",
+        failures=(replace(first, script=script), *others),
+        finding=finding,
     )
 
 
@@ -137,7 +130,7 @@ def run_of(campaign: Campaign, interrupted: int = 0) -> Run:
     drawn_by = {} if plan.listed is not None else {"drawing": f"version {VERSION}"}
     return Run(
         plan.target,
-        [_result(campaign, group, corpus) for group in campaign.distinct()],
+        [_result(campaign, finding, corpus) for finding in campaign.distinct()],
         {**campaign.environment, **drawn_by, "selection": "; ".join(filter(None, words))},
         plan.command,
         seconds=round(campaign.running_seconds, 2),
@@ -153,46 +146,37 @@ def run_of(campaign: Campaign, interrupted: int = 0) -> Run:
     )
 
 
-def with_counts(campaign: Campaign, run: Run) -> Run:
+def with_counts(run: Run) -> Run:
     """The run with three numbers of programs: failing programs, programs with known findings only, and programs with
     steps that known findings mask."""
-    groups = {group.title: group for group in campaign.distinct()}
     failing, known, masked = set[int](), set[int](), set[int]()
     for result in run.results:
-        group = groups.get(result.finding.title()) if result.finding else None
-        if group is not None and result.outcome is Outcome.XFAIL:
-            known |= group.numbers
-            masked |= group.masked
-        elif group is not None and result.outcome in UNEXPECTED:
-            failing |= group.numbers
+        finding = result.finding
+        if isinstance(finding, FailingProgram) and result.outcome is Outcome.XFAIL:
+            known |= finding.numbers
+            masked |= finding.masking
+        elif isinstance(finding, FailingProgram) and result.outcome in UNEXPECTED:
+            failing |= finding.numbers
     if run.drawn is None:
         return run
     drawn = replace(run.drawn, failing=len(failing), known=len(known - failing), masked=len(masked))
     return replace(run, drawn=drawn)
 
 
-def _result(campaign: Campaign, group: Group, corpus: tuple[str, ...]) -> Result:
-    saved = tuple(corpus[number] for number in sorted(group.numbers) if number < 0)
-    plan_target = describe_target(campaign.plan.target)
-    result = result_of(
-        group.finding,
-        campaign.script(group),
-        count=len(group.numbers),
-        first=min((number for number in group.numbers if number >= 0), default=None),
-        saved=saved,
-        elsewhere=dict(group.elsewhere),
-        property=group.finding.property,
-        op=group.finding.op,
-        shrunk=group.shrunk or group.finding.kind in (INVALID, HARNESS),
-        masked=len(group.masked),
-        layer=group.finding.layer,
-        culprit=group.finding.culprit,
-        upstream=upstream_of(group.finding, plan_target) if group.shrunk else "",
-        signatures=tuple(sorted(group.found_as - {group.finding.group})),
+def _result(campaign: Campaign, finding: FailingProgram, corpus: tuple[str, ...]) -> Result:
+    target = describe_target(campaign.plan.target)
+    script = campaign.script(finding)
+    finding = replace(
+        finding,
+        first=min((number for number in finding.numbers if number >= 0), default=None),
+        saved=tuple(corpus[number] for number in sorted(finding.numbers) if number < 0),
+        upstream=upstream_of(finding, target) if finding.shrunk else "",
+        shrunk=finding.shrunk or finding.kind in (INVALID, HARNESS),  # no smaller program tells more
     )
-    layers = plan_target.facts.without_backend
-    layer = next((spec for spec in layers if group.elsewhere.get(spec, "").startswith(SAME)), "")
-    layer = layer if group.finding.layer or group.finding.kind in (CRASH, TIMEOUT) else ""
+    result = result_of(finding, script)
+    layers = target.facts.without_backend
+    layer = next((spec for spec in layers if finding.elsewhere.get(spec, "").startswith(SAME)), "")
+    layer = layer if finding.layer or finding.kind in (CRASH, TIMEOUT) else ""
     return result.without_backend(layer, campaign.plan.fail_on_torch_bugs) if layer else result
 
 
@@ -221,22 +205,30 @@ def upstream_of(finding: FailingProgram, target: Target) -> str:
     return known_as(known) if known is not None else ""
 
 
-def replayed(
-    spec: str, findings: Sequence[tuple[FailingProgram, str]], programs: Sequence[str], unsupported: int
-) -> Run:
-    """The run of saved programs: each finding with its program's name, the names of all programs, and the number of
-    programs that the target does not support."""
-    results: dict[str, Result] = {}
-    for finding, name in findings:
-        result = result_of(finding, saved=(name,))
-        known = results.get(result.id)
-        if known and known.finding:
-            more = replace(known.finding, count=known.finding.count + 1, saved=(*known.finding.saved, name))
-            result = known.replace(finding=more)
-        results[result.id] = result
+def replayed_result(*findings: FailingProgram) -> Result:
+    """The findings of saved programs that have one signature as a result. It is named by the signature, since the cause
+    of a long program is unknown."""
+    first = findings[0]
+    known = Finding(
+        first.signature,
+        first.kind,
+        count=len(findings),
+        saved=tuple(name for finding in findings for name in finding.saved),
+        first_wrong_step=first.first_wrong_step,
+        pattern=first.pattern_if_shrunk,
+    )
+    return result_of(first).replace(finding=known)
+
+
+def replayed(spec: str, findings: Sequence[FailingProgram], programs: Sequence[str], unsupported: int) -> Run:
+    """The run of saved programs: the finding of each, the names of all programs, and the number of programs that the
+    target does not support."""
+    alike: dict[str, list[FailingProgram]] = {}
+    for finding in findings:
+        alike.setdefault(finding.signature, []).append(finding)
     left = {"the target leaves it out": unsupported} if unsupported else {}
     drawn = ProgramStats(programs=len(programs), corpus=tuple(programs), unsupported=left)
-    return Run(spec, list(results.values()), drawn=drawn)
+    return Run(spec, [replayed_result(*of_signature) for of_signature in alike.values()], drawn=drawn)
 
 
 def undefined(tally: Tally) -> int:

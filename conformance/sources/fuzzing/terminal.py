@@ -5,8 +5,6 @@ Defines `summarize`. Order, verdict and facts are the same as in the HTML report
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich.console import Console
 
 from conformance.record import result as model
@@ -16,8 +14,8 @@ from conformance.record.result import Outcome, Result, Run, counted
 from conformance.record.sentences import headline, legend
 from conformance.report import summary as sentences
 from conformance.report.escape import escape_control_characters
+from conformance.run.failing_program import FailingProgram
 from conformance.sources.fuzzing.campaign import Campaign
-from conformance.sources.fuzzing.group import Group
 from conformance.sources.fuzzing.results import undefined
 from conformance.standalone.script import own_part
 
@@ -36,7 +34,6 @@ RULE_ENDS = 4
 
 def summarize(running: Campaign, run: Run, console: Console, where: str) -> None:
     """Print the findings, the worst first, then the counts after `where`, the line with the campaign's progress."""
-    groups = {group.title: group for group in running.distinct()}
     stopped = run.stopped_at_inputs
     if stopped is not None:
         console.print(escape_control_characters(sentences.at_inputs(run, stopped)))
@@ -50,10 +47,7 @@ def summarize(running: Campaign, run: Run, console: Console, where: str) -> None
         if heading and results:
             console.rule(heading, characters="=")
         for shown, cause in enumerate(causes_of(results)):
-            members = [
-                (result, groups[result.finding.title()]) for result in cause.results if result.finding is not None
-            ]
-            _cause(console, cause, members, running, scripted=shown < MOST_SCRIPTS)
+            _cause(console, cause, running, scripted=shown < MOST_SCRIPTS)
     done, drawn = running.result, run.drawn
     measured = "".join(
         f"{name} {done.measured.counts[name]} (torch CPU's ops and transfers: {most}; programs compared with the "
@@ -85,28 +79,26 @@ def _heading(console: Console, text: str) -> None:
         console.print(f"── {text}")
 
 
-def _cause(
-    console: Console, cause: Cause, members: Sequence[tuple[Result, Group]], running: Campaign, scripted: bool
-) -> None:
+def _cause(console: Console, cause: Cause, running: Campaign, scripted: bool) -> None:
     """Print one cause: its smallest finding in full, and the files of some others."""
-    programs = len({number for _, group in members for number in group.numbers})
-    kinds = "/".join(dict.fromkeys(group.finding.kind for _, group in members))
+    results = cause.results
+    members = [(result, result.finding) for result in results if isinstance(result.finding, FailingProgram)]
+    programs = len({number for _, finding in members for number in finding.numbers})
+    kinds = "/".join(dict.fromkeys(finding.kind for _, finding in members))
     done = running.result.done  # a program counts when its shard ends, its finding at once
     where = f"{programs} of {counted(done, 'program')}" if programs <= done else counted(programs, "program")
     _heading(console, f"{kinds} in {where}: {cause.title}")
     _example(console, *members[0], running, scripted)
-    for result, group in members[1 : MOST_NAMED + 1]:
+    for result, finding in members[1 : MOST_NAMED + 1]:
         mark = f" ({escape_control_characters(result.script_mark)})" if result.script_mark else ""
-        where = f"{group.finding.op} in {counted(len(group.numbers), 'program')}: {running.path(group)}"
+        where = f"{finding.op} in {counted(finding.count, 'program')}: {running.path(finding)}"
         console.print(f"also:   {where}{mark}")
     if members[MOST_NAMED + 1 :]:
         console.print(f"and {len(members) - MOST_NAMED - 1} more findings of this cause, on the page")
 
 
-def _example(console: Console, result: Result, group: Group, running: Campaign, scripted: bool) -> None:
+def _example(console: Console, result: Result, finding: FailingProgram, running: Campaign, scripted: bool) -> None:
     """Print one finding: its script or its sentence, and the command that runs it again."""
-    finding = result.finding
-    assert finding is not None  # checked by the caller
     more = len(finding.signatures) - MOST_SIGNATURES
     seen = [*finding.signatures[:MOST_SIGNATURES], *([f"and {more} more"] if more > 0 else [])]
     if seen:
@@ -119,9 +111,9 @@ def _example(console: Console, result: Result, group: Group, running: Campaign, 
         console.print(f"not shrunk: {why}")
     if explanation := legend(finding.title(), *seen):
         console.print(f"where {explanation}")
-    console.print(own_part(running.script(group)) if scripted else escape_control_characters(headline(result)))
+    console.print(own_part(running.script(finding)) if scripted else escape_control_characters(headline(result)))
     if finding.elsewhere:
         console.print("elsewhere: " + "; ".join(f"{spec} {answer}" for spec, answer in finding.elsewhere.items()))
     if origin := finding.origin():
         console.print(escape_control_characters(origin))
-    console.print(f"script: {running.path(group)}\nagain:  {running.again(group)}")
+    console.print(f"script: {running.path(finding)}\nagain:  {running.again(finding)}")

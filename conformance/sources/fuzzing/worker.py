@@ -36,7 +36,7 @@ from conformance.record.errors import UserError
 from conformance.record.finding import FAIL, FLAKY, HARNESS, INVALID
 from conformance.record.measurements import UNMEASURED, Measurements
 from conformance.record.names import MEASURED
-from conformance.run.failing_program import NOTHING, FailingProgram
+from conformance.run.failing_program import FailingProgram
 from conformance.run.smaller import unexplained, watch_steps
 from conformance.run.worker import keep, loaded, unit
 from conformance.sources.fuzzing.drawing import Drawing
@@ -97,7 +97,7 @@ def counted(file: str, spec: str) -> Mapping[str, Mapping[str, int]]:
 
 
 class _Ran:
-    """The number of this process's last program, and the groups of failures that it has confirmed."""
+    """The number of this process's last program, and the signatures of failures that it has confirmed."""
 
     last: int | None = None
     confirmed: ClassVar[set[tuple[str, str]]] = set()
@@ -131,19 +131,22 @@ def _run_program(shard: Shard, number: int, result: ShardResult) -> None:
                 rest = remainder(shard.behind.program, shard.behind.step)
                 program, part = rest.program if rest is not None else None, shard.behind.part
     except Exception as error:
-        _keep(shard, result, FailingProgram(INVALID, shard.plan.seed, number, f"invalid / drawing: {error}", NOTHING))
+        text = f"invalid / drawing: {error}"
+        _keep(shard, result, FailingProgram(text, INVALID, number, seed=shard.plan.seed))
         return
     earlier: FailingProgram | None = None
     while program is not None:
         failing, unsupported = Part(shard, number, part, program).finding(result)
         if unsupported and earlier is not None:  # a remainder, not a drawn program
-            _keep(shard, result, replace(earlier, unjudged=earlier.unjudged + len(program.steps)))
+            _keep(shard, result, replace(earlier, masking=earlier.numbers if program.steps else earlier.masking))
         if failing is None:
             return
         with unit(json.dumps({"number": number})):
-            rest = remainder(failing.program, failing.step) if failing.step and part + 1 < MOST_PARTS else None
+            bad = failing.bad_step
+            rest = remainder(failing.program, bad) if bad and part + 1 < MOST_PARTS else None
         unjudged = rest.dropped if rest is not None else _unjudged(failing)
-        earlier = replace(failing, part=part, unjudged=unjudged, before=_Ran.last)
+        masking = failing.numbers if unjudged else failing.masking
+        earlier = replace(failing, part=part, masking=masking, before=_Ran.last)
         _keep(shard, result, earlier)
         program, part = rest.program if rest is not None else None, part + 1
 
@@ -162,7 +165,7 @@ def _unjudged(finding: FailingProgram) -> int:
         return 0  # the program ran to its end
     if finding.program.calls:
         return 0  # the judge compared every step of the first call
-    return len(finding.program.steps) - (finding.step or 0)
+    return len(finding.program.steps) - (finding.bad_step or 0)
 
 
 @dataclass(frozen=True)
@@ -179,9 +182,9 @@ class Part:
         """The trial of the program on the target, which is loaded."""
         return Trial.of(self.program, loaded(self.shard.plan.target))
 
-    def failing(self, kind: str, group: str, *more: Any) -> FailingProgram:
+    def failing(self, kind: str, signature: str, **more: Any) -> FailingProgram:
         """A finding on the program. `more` are the further fields of `FailingProgram`."""
-        return FailingProgram(kind, self.shard.plan.seed, self.number, group, self.program, *more)
+        return FailingProgram(signature, kind, self.number, seed=self.shard.plan.seed, program=self.program, **more)
 
     def finding(self, result: ShardResult) -> tuple[FailingProgram | None, str]:
         """Judge the program, and add it to the counts of `result`. Return its finding, if any, and the reason if the
@@ -206,7 +209,7 @@ class Part:
             last = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{Path(last.filename).name}, line {last.lineno}, in {last.name}"
             fault = Mismatch("harness", "the harness itself", "no error", text, where)
-            return part.failing(HARNESS, f"harness / {text[:200]}", (fault,)), ""
+            return part.failing(HARNESS, f"harness / {text[:200]}", mismatches=(fault,)), ""
 
     def _noted(self) -> AbstractContextManager[None]:
         """Context in which the worker's note holds the program."""
@@ -236,15 +239,16 @@ class Part:
     def confirmed(self, trial: Trial, verdict: Verdict) -> FailingProgram:
         """The failure after a second run, or FLAKY if it does not repeat. The search for the bad step of a transformed
         function has run the program a second time. The second run is omitted if this process has already confirmed a
-        failure of the same group. `LocalShrinker.confirm` checks it in another process before it is reported."""
-        cause = cause_of(self.program, verdict)
-        group, step = str(signature(self.program, verdict)), verdict.bad_step
-        result = self.failing(FAIL, group, verdict.mismatches, step, cause.property, cause.op)
+        failure of the same signature. `LocalShrinker.confirm` checks it in another process before it is reported."""
+        cause, step = cause_of(self.program, verdict), verdict.bad_step
+        known = {"property": cause.property, "op": cause.op, "mismatches": verdict.mismatches, "bad_step": step}
+        result = self.failing(FAIL, str(signature(self.program, verdict)), **known)
         with self._noted():
             result = replace(result, layer=unexplained(trial, verdict.mismatches)[1])
         if verdict.vanished:
             return result.flaky()
-        again, key = step is not None and trial.target.facts.transforms_program, (self.shard.plan.target, group)
+        key = self.shard.plan.target, result.signature
+        again = step is not None and trial.target.facts.transforms_program
         if not again and key not in _Ran.confirmed:
             if self._judged(trial, locate=False).passed:
                 return result.flaky()

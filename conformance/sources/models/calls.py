@@ -16,8 +16,7 @@ from conformance.program.recorded import RECORDED, Calls, RecordedCall
 from conformance.record.finding import HARNESS, INVALID
 from conformance.record.models import MODELS, ModelRow
 from conformance.record.shortfall import CALLS
-from conformance.run.failing_program import DEATHS
-from conformance.sources.fuzzing.group import Group
+from conformance.run.failing_program import DEATHS, FailingProgram
 from conformance.sources.fuzzing.listed import Listed
 
 MOST_MODELS = 3
@@ -60,16 +59,16 @@ class _Programs(Sequence[Program]):
 
 
 def outcomes_of(
-    calls: Calls, ordered: Sequence[RecordedCall], groups: Sequence[Group], ran: Mapping[str, str]
+    calls: Calls, ordered: Sequence[RecordedCall], findings: Sequence[FailingProgram], ran: Mapping[str, str]
 ) -> tuple[ModelRow, ...]:
     """Return the outcome of each model: the operators that stop it, and those that are wrong in it. `ran` are the calls
     that ran, by number, with the reason if the target leaves the call out, else ""."""
     stopped, wrong = dict[int, str](), dict[int, str]()
-    for group in groups:
-        if group.finding.kind in (INVALID, HARNESS):
+    for finding in findings:
+        if finding.kind in (INVALID, HARNESS):
             continue  # a fault of the harness says nothing about the target
-        stops = group.finding.kind in DEATHS or group.finding.property in ("error", "not implemented")
-        for number in group.numbers:
+        stops = finding.kind in DEATHS or finding.property in ("error", "not implemented")
+        for number in finding.numbers:
             (stopped if stops else wrong)[number] = ordered[number].name
     for number, reason in ((int(number), reason) for number, reason in ran.items() if reason):
         if reason.startswith(("aten::", "dtype ")):

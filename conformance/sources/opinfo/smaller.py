@@ -52,7 +52,7 @@ def failing_programs(spec: str, case: Case, failure: Failure) -> list[FailingPro
     if not programs:
         return f"it cannot be written as a program: {reason}"
     wrong, passes = shown_by(failure), DISTINCT_SAMPLE if undefined.needs_distinct(case.op) else SAMPLE
-    new = functools.partial(FailingProgram, seed=seeding.SEED, number=failure.sample, group=wrong, passes=passes)
+    new = functools.partial(FailingProgram, wrong, seed=seeding.SEED, number=failure.sample, passes=passes)
     if failure.oracle in DEATHS:
         kind, said = DEATHS[failure.oracle], failure.actual
         return [new(kind, program=program, property=wrong, op=case.op, said=said) for program in programs]
@@ -64,7 +64,7 @@ def failing_programs(spec: str, case: Case, failure: Failure) -> list[FailingPro
             shown = next((one for one in verdict.mismatches if _alike(case, failure, program, one)), None)
             layer = unexplained(trial, [shown])[1] if shown is not None else ""
         if shown is not None:
-            finding = new(FAIL, program=program, mismatches=verdict.mismatches, step=verdict.bad_step, shown=shown)
+            finding = new(FAIL, program=program, mismatches=verdict.mismatches, bad_step=verdict.bad_step, shown=shown)
             return [replace(finding, property=wrong, op=case.op, layer=layer)]
         if verdict.unsupported:
             reason = f"the target does not take the program: {verdict.unsupported}"

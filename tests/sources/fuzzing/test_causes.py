@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,6 @@ from conformance.record.result import Outcome
 from conformance.run.failing_program import FailingProgram
 from conformance.sources.fuzzing.campaign import Campaign
 from conformance.sources.fuzzing.command import main
-from conformance.sources.fuzzing.group import Group
 from conformance.sources.fuzzing.plan import Plan
 from conformance.sources.fuzzing.results import run_of
 
@@ -76,26 +76,30 @@ class TestOneCause:
         assert finding.title() == "aliasing / as_strided"
         assert finding.count >= 4
 
-    def test_groups_that_were_not_shrunk(self, tmp_path: Path) -> None:
-        """If the time runs out before shrinking, the report still merges groups of one cause. The smaller program
+    def test_findings_that_were_not_shrunk(self, tmp_path: Path) -> None:
+        """If the time runs out before shrinking, the report still joins findings of one cause. The smaller program
         represents them."""
         running = Campaign(Plan("cpu", reports=tmp_path))
         (tmp_path / "failures").mkdir()
         long, short = program(VIEW, Step("neg_", (tensor("a"),))), program(VIEW)
         for number, failing in enumerate((long, short)):
-            group = f"stride / as_strided / {number}"
-            running.add(FailingProgram(FAIL, 0, number, group, failing, (), 1, "metadata", "as_strided"))
-        (group,) = running.distinct()
-        assert (group.finding.program, group.numbers, len(running.groups)) == (short, {0, 1}, 2)
+            signature = f"stride / as_strided / {number}"
+            running.add(
+                FailingProgram(
+                    signature, FAIL, number, program=failing, bad_step=1, property="metadata", op="as_strided"
+                )
+            )
+        (finding,) = running.distinct()
+        assert (finding.program, finding.numbers, len(running.findings)) == (short, {0, 1}, 2)
         assert len(list((tmp_path / "failures").glob("*.json"))) == 2
 
     def test_order(self, tmp_path: Path) -> None:
         """The most severe property comes first; equal properties are ordered by count."""
         running = Campaign(Plan("cpu", reports=tmp_path))
         for wrong, count in (("wording", 9), ("value", 1), ("aliasing", 1), ("value", 2), ("crash", 1)):
-            finding = FailingProgram(FAIL, 0, 0, "", program(), (), 1, wrong, str(count))
-            running.groups.append(Group(finding, set(range(count)), {""}))
-        order = [f"{group.finding.property} {group.finding.op}" for group in running.ranked()]
+            finding = FailingProgram("", FAIL, 0, program=program(), bad_step=1, property=wrong, op=str(count))
+            running.findings.append(replace(finding, numbers=frozenset(range(count))))
+        order = [f"{finding.property} {finding.op}" for finding in running.ranked()]
         assert order == ["crash 1", "aliasing 1", "value 2", "value 1", "wording 9"]
 
     @pytest.mark.parametrize(("minutes", "order"), [(None, "abcde"), (5.0, "eabdc")])
@@ -110,24 +114,24 @@ class TestOneCause:
             ("d", "value", 8),
             ("e", "wording", 90),
         ):
-            finding = FailingProgram(FAIL, 0, 0, "", program(), (), 1, wrong, op)
-            running.groups.append(Group(finding, set(range(count)), {""}))
-        assert [group.finding.op for group in running._queue()] == [*order]
-        running.groups[-1].shrunk = True  # the turns of the others stay
-        assert [group.finding.op for group in running._queue()] == [*order.replace("e", "")]
+            finding = FailingProgram("", FAIL, 0, program=program(), bad_step=1, property=wrong, op=op)
+            running.findings.append(replace(finding, numbers=frozenset(range(count))))
+        assert [finding.op for finding in running._queue()] == [*order]
+        running.findings[-1] = replace(running.findings[-1], shrunk=True)  # the turns of the others stay
+        assert [finding.op for finding in running._queue()] == [*order.replace("e", "")]
 
     def test_order_of_shrinking(self, tmp_path: Path) -> None:
         """A command may ask for some of the findings, the most wanted first; equal ones keep the order of the page."""
         weights = {"b": 0.5, "c": 1.0, "d": 0.5}
-        running = Campaign(Plan("cpu", reports=tmp_path), wanted=lambda _, group: weights.get(group.finding.op, 0.0))
+        running = Campaign(Plan("cpu", reports=tmp_path), wanted=lambda _, finding: weights.get(finding.op, 0.0))
         for op in "dabc":
-            finding = FailingProgram(FAIL, 0, 0, "", program(), (), 1, "value", op)
-            running.groups.append(Group(finding, {"abcd".index(op)}, {""}))
-        assert [group.finding.op for group in running._queue()] == ["c", "b", "d"]
+            finding = FailingProgram("", FAIL, 0, program=program(), bad_step=1, property="value", op=op)
+            running.findings.append(replace(finding, number="abcd".index(op), numbers=frozenset()))
+        assert [finding.op for finding in running._queue()] == ["c", "b", "d"]
         drawn = run_of(running).drawn
         assert drawn is not None and drawn.unwanted == 1
-        running.groups[-1].shrunk = True
-        assert [group.finding.op for group in running._queue()] == ["b", "d"]
+        running.findings[-1] = replace(running.findings[-1], shrunk=True)
+        assert [finding.op for finding in running._queue()] == ["b", "d"]
 
 
 class TestTheMoveOfTheInputs:

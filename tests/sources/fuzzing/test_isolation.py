@@ -21,7 +21,6 @@ from conformance.sources.fuzzing import isolation, worker
 from conformance.sources.fuzzing.campaign import Campaign
 from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.drawing import Drawing
-from conformance.sources.fuzzing.group import Group
 from conformance.sources.fuzzing.plan import Plan, Shard
 from conformance.standalone.oracles import Mismatch
 from tests.sources.fuzzing.saved import fuzz_result
@@ -178,7 +177,9 @@ class TestDeaths:
         """A smaller program that ends the worker is left out, and another worker goes on. Regression test: the finding
         kept its whole program."""
         spec = targets + "Fragile"
-        finding = FailingProgram(FAIL, 0, 0, "value / neg_", PROGRAM, (Mismatch("value", "a", "1", "2"),))
+        finding = FailingProgram(
+            "value / neg_", FAIL, 0, program=PROGRAM, mismatches=(Mismatch("value", "a", "1", "2"),)
+        )
         with isolation.Workers(spec, Limits(unit=20)) as workers, LocalShrinker(workers, 60) as shrinker:
             small = shrinker.smaller(finding)
         assert [step.op for step in small.program.steps] == ["neg_"]
@@ -247,7 +248,7 @@ class TestMinutes:
         """Drawing ends earlier if there are findings to shrink."""
         running = Campaign(Plan("cpu", minutes=10, reports=tmp_path), began_at=0.0)
         assert running._drawing_deadline() == 600
-        running.groups.append(Group(FailingProgram(FAIL, 0, 0, "FAIL", PROGRAM), {0}, {"FAIL"}))
+        running.findings.append(FailingProgram("FAIL", FAIL, 0, program=PROGRAM))
         assert running._drawing_deadline() == 480
         assert running._deadline() == 600
 
@@ -321,14 +322,14 @@ class TestWhatIsResumed:
         program = Drawing().numbered(0, 3)
         other = SHARD.path_of(3).name.replace("found--", "found-another-")
         left = tmp_path / "failures" / other
-        left.write_text(json.dumps(FailingProgram(FAIL, 0, 3, "value / slice", program).to_json()))
+        left.write_text(json.dumps(FailingProgram("value / slice", FAIL, 3, program=program).to_json()))
         assert main([*words, "--resume"]) == 0
         assert findings(tmp_path) == []
         assert left.exists()
 
     @pytest.mark.slow
     def test_findings_of_other_options(self, tmp_path):
-        """Resuming ignores groups in the folder from campaigns with other steps or families."""
+        """Resuming ignores findings in the folder from campaigns with other steps or families."""
         reports = ("--reports", str(tmp_path))
         assert main([*self.WORDS, *reports]) == 1
         undisturbed = [(one["signature"], one["count"]) for one in findings(tmp_path)]

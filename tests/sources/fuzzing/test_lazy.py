@@ -90,7 +90,7 @@ def test_a_campaign_names_it(forgetful, tmp_path):
     [saved] = [json.loads(path.read_text()) for path in (tmp_path / "failures").glob("*.json")]
     assert saved["kind"] == "FAIL"
     assert [step["op"] for step in saved["program"]["steps"]] == ["add_", "add_"]
-    assert saved["first_bad_step"] == 2
+    assert saved["bad_step"] == 2
     assert saved["signature"] == "value / only together, up to arithmetic"
     [reported] = fuzz_result(tmp_path)["findings"]
     assert reported["signature"] == saved["signature"]
@@ -101,5 +101,5 @@ def test_drawn_programs_find_it(forgetful, tmp_path):
     words = ["--target", forgetful, "--programs", "25", "--without", "op_db", "--check-scripts", "0"]
     assert main([*words, "--reports", str(tmp_path)]) == 1
     saved = [json.loads(path.read_text()) for path in (tmp_path / "failures").glob("*.json")]
-    assert any("only together" in finding["signature"] and finding["first_bad_step"] for finding in saved)
-    assert not any("only together" in finding["signature"] and not finding["first_bad_step"] for finding in saved)
+    assert any("only together" in finding["signature"] and finding["bad_step"] for finding in saved)
+    assert not any("only together" in finding["signature"] and not finding["bad_step"] for finding in saved)

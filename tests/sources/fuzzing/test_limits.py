@@ -35,7 +35,6 @@ from conformance.sources.fuzzing import command, worker
 from conformance.sources.fuzzing.campaign import LONGEST_TURN, MEANWHILE, Campaign
 from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.drawing import Drawing
-from conformance.sources.fuzzing.group import Group
 from conformance.sources.fuzzing.isolation import Workers
 from conformance.sources.fuzzing.listed import Listed
 from conformance.sources.fuzzing.plan import Plan
@@ -115,7 +114,7 @@ class TestHangs:
         campaign = Campaign(Plan(target, reports=tmp_path))
         for number in range(3):
             finding = ended(TIMEOUT, 0, number, program(NEG), 1)
-            campaign.groups.append(Group(finding, {0, 1, 2}, set()))
+            campaign.findings.append(replace(finding, numbers=frozenset({0, 1, 2})))
         assert campaign.hang == {}
 
     def test_the_ordinary_limit(self) -> None:
@@ -200,7 +199,7 @@ class TestMinutes:
         """Each question has the campaign's deadline, and none follows it. The finding stays and does not become
         FLAKY."""
         steps = [NEG] * 8
-        finding = FailingProgram(kind, 0, 7, "a group", program(*steps), WRONG, step=8)
+        finding = FailingProgram("a group", kind, 7, program=program(*steps), mismatches=WRONG, bad_step=8)
         until = clock.now + left
         slow.answer = finding
         with Workers("cpu", Limits()) as workers, LocalShrinker(workers, 200) as shrinker:
@@ -222,7 +221,7 @@ class TestMinutes:
 
         monkeypatch.setattr(ProgramWorkers, "ask", ask)
         with Workers("cpu", Limits()) as workers, LocalShrinker(workers, 200) as shrinker:
-            shrinker.smaller(FailingProgram(FAIL, 0, 7, "a group", program(NEG), WRONG), clock.now + 50)
+            shrinker.smaller(FailingProgram("a group", FAIL, 7, program=program(NEG), mismatches=WRONG), clock.now + 50)
         (_, _, _, _, early, *_), options = requests[0]  # the second asks for the attribution
         assert (early, options["until"]) == (clock.now + 50 - TO_ANSWER, clock.now + 50)
 
@@ -331,13 +330,13 @@ class TestMinutes:
         campaign = Campaign(Plan("cpu", minutes=1.0, reports=tmp_path))
         campaign.began_at = clock.now
         for number in range(3):
-            finding = FailingProgram(FAIL, 0, number, f"group {number}", program(NEG))
-            campaign.groups.append(Group(finding, {number}, set()))
+            finding = FailingProgram(f"group {number}", FAIL, number, program=program(NEG))
+            campaign.findings.append(finding)
         slow.answer = "agrees"
         campaign._compare("cpu")
         assert clock.now == campaign.began_at + 60
         assert slow.asked == [clock.now] * 2
-        assert [group.elsewhere for group in campaign.groups] == [{"cpu": "agrees"}, {}, {}]
+        assert [finding.elsewhere for finding in campaign.findings] == [{"cpu": "agrees"}, {}, {}]
 
 
 class Shrinking:
@@ -349,7 +348,7 @@ class Shrinking:
     def shrink(self, finding: FailingProgram, until: float) -> FailingProgram:
         self.given.append(until - self.clock.now)
         self.clock.now += self.seconds
-        return replace(finding, group=f"value / {finding.op}", program=finding.program.with_steps(()))
+        return replace(finding, signature=f"value / {finding.op}", program=finding.program.with_steps(()))
 
     def confirm(self, finding: FailingProgram, small: FailingProgram, until: float) -> FailingProgram:
         return small
@@ -372,13 +371,15 @@ class TestShrinkingMeanwhile:
         campaign = Campaign(Plan("cpu", minutes=minutes, reports=folder), began=clock.now, began_at=clock.now)
         (folder / "failures").mkdir()
         for number in range(findings):
-            finding = FailingProgram(FAIL, 0, number, f"group {number}", program(NEG), (), 1, "value", f"op{number}")
-            campaign.groups.append(Group(finding, {number}, {finding.group}))
+            finding = FailingProgram(
+                f"group {number}", FAIL, number, program=program(NEG), bad_step=1, property="value", op=f"op{number}"
+            )
+            campaign.findings.append(finding)
         clock.now += drawn
         return campaign
 
     def small(self, campaign: Campaign) -> int:
-        return sum(group.shrunk for group in campaign.groups)
+        return sum(finding.shrunk for finding in campaign.findings)
 
     def test_it_takes_its_share(self, clock: Clock, tmp_path: Path) -> None:
         """Findings shrink until their share of the elapsed time is used; then the campaign draws programs again."""
@@ -398,7 +399,8 @@ class TestShrinkingMeanwhile:
         campaign, shrinker = self.running(clock, tmp_path, 1, 10.0, drawn=100.0), Shrinking(clock, 1.0)
         campaign._shrink_meanwhile(shrinker)
         assert shrinker.given == [LONGEST_TURN]
-        campaign.groups[0].shrunk, clock.now = False, campaign._drawing_deadline() - 5.0
+        campaign.findings[0] = replace(campaign.findings[0], shrunk=False)
+        clock.now = campaign._drawing_deadline() - 5.0
         campaign._shrink_meanwhile(shrinker)
         assert shrinker.given == [LONGEST_TURN, 5.0]
 
@@ -443,13 +445,22 @@ class TestNotShrunk:
         campaign = Campaign(Plan("cpu", minutes=1.0, reports=tmp_path))
         (tmp_path / "failures").mkdir()
         for number, op in enumerate(("neg", "exp", "abs", "sin")):
-            finding = FailingProgram(FAIL, 0, number, f"value / {op}", program(NEG, EXP), WRONG, 1, "value", op)
-            campaign.groups.append(Group(finding, {number}, {finding.group}, shrunk=op == "sin"))
+            finding = FailingProgram(
+                f"value / {op}",
+                FAIL,
+                number,
+                program=program(NEG, EXP),
+                mismatches=WRONG,
+                bad_step=1,
+                property="value",
+                op=op,
+            )
+            campaign.findings.append(replace(finding, shrunk=op == "sin"))
         campaign.result.done = 4
         return campaign, run_of(campaign)
 
     def test_its_cause_is_not_known(self, not_shrunk: tuple[Campaign, Run]) -> None:
-        """An unshrunk finding has no known cause. Its group has the wrong property alone, separate from shrunk
+        """An unshrunk finding has no known cause. Its pattern has the wrong property alone, separate from shrunk
         findings, and blames no operator."""
         _, run = not_shrunk
         assert [cause.pattern for cause in causes_of(run.results)] == ["not shrunk: value", "value of sin"]

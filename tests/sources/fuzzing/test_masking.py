@@ -70,14 +70,14 @@ def _quiet():
 
 def beginning(finding: FailingProgram) -> Program:
     """The finding's program up to its first wrong step."""
-    return finding.program.with_steps(finding.program.steps[: finding.step])
+    return finding.program.with_steps(finding.program.steps[: finding.bad_step])
 
 
 def found_alone(findings: list[FailingProgram], fault: str, other: str) -> bool:
     """Whether a finding shows this fault and not the other: its steps up to the first wrong one fail on the one fault
     alone, and pass on the other alone."""
     mine, theirs = load_target(f"mutant:{fault}"), load_target(f"mutant:{other}")
-    programs = [beginning(finding) for finding in findings if finding.step]
+    programs = [beginning(finding) for finding in findings if finding.bad_step]
     return any(judge_program(p, mine).mismatches and not judge_program(p, theirs).mismatches for p in programs)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +16,13 @@ import pytest
 from conformance.program.model import Program, ProgramError
 from conformance.program.steps.op import Step, tensor
 from conformance.record.finding import FAIL
-from conformance.run.failing_program import NOTHING, FailingProgram
+from conformance.run.failing_program import FailingProgram
 from conformance.run.messages import Death, Done, ExitReason, Limits, Task
 from conformance.run.shrinking import RemoteShrinker
-from conformance.sources.fuzzing.campaign import Campaign
+from conformance.sources.fuzzing.campaign import PROGRESS, Campaign
 from conformance.sources.fuzzing.plan import Plan, Shard
 
-FOUND = [FailingProgram(FAIL, 0, number, f"value / op {number % 3}", NOTHING, property="value") for number in range(12)]
+FOUND = [FailingProgram(f"value / op {number % 3}", FAIL, number, property="value") for number in range(12)]
 
 
 class Kept:
@@ -52,8 +53,8 @@ def on_disk(folder: Path) -> dict[str, str]:
 
 
 class TestOrder:
-    def test_groups(self, tmp_path: Path) -> None:
-        """The program with the lowest number represents its group. Regression test: the first to arrive did, which
+    def test_equal_signatures(self, tmp_path: Path) -> None:
+        """The program with the lowest number represents its finding. Regression test: the first to arrive did, which
         depended on the number of workers."""
         seen = []
         for seed in range(4):
@@ -62,14 +63,14 @@ class TestOrder:
             for finding in findings:
                 running.add(finding)
             running._note_progress()
-            assert [group.finding.number for group in running.ranked()] == [0, 1, 2]
+            assert [finding.number for finding in running.ranked()] == [0, 1, 2]
             seen.append({name: text.replace(f"/{seed}/", "/") for name, text in on_disk(tmp_path / str(seed)).items()})
         assert all(one == seen[0] for one in seen)
         assert len(seen[0]) == 6
 
     def test_what_was_not_noted_counts_once(self, tmp_path: Path) -> None:
-        """A finding's own file stays until its group and the progress are on disk. After a kill between the two,
-        resuming reads it, and a second run of its shard adds nothing."""
+        """A finding's own file stays until the joined finding and the progress are on disk. After a kill between the
+        two, resuming reads it, and a second run of its shard adds nothing."""
         running = campaign(tmp_path)
         running._note_progress()
         for finding in FOUND:
@@ -83,7 +84,7 @@ class TestOrder:
         for finding in FOUND:
             again.add(finding)
         again._note_progress()
-        assert [len(group.numbers) for group in again.ranked()] == [4, 4, 4]
+        assert [finding.count for finding in again.ranked()] == [4, 4, 4]
         assert not [name for name in on_disk(tmp_path) if name.startswith("found-")]
 
     def test_a_damaged_finding_is_not_lost(self, tmp_path: Path) -> None:
@@ -101,17 +102,26 @@ class TestOrder:
         with pytest.raises(ProgramError, match=f"{saved.name} cannot be read"):
             campaign(tmp_path, resume=True)._restore()
 
+    def test_progress_of_another_version(self, tmp_path: Path) -> None:
+        """The findings beside it have other fields. One sentence says which version wrote it, and what to do."""
+        first = campaign(tmp_path)
+        first._note_progress()
+        written = json.loads(first.plan.progress.read_text())
+        first.plan.progress.write_text(json.dumps({**written, "schema": PROGRESS - 1}))
+        sentence = f"it has schema {PROGRESS - 1}, and this version reads schema {PROGRESS}): run without --resume"
+        with pytest.raises(ProgramError, match=re.escape(sentence)):
+            campaign(tmp_path, resume=True)._restore()
+
     def test_two_parts_of_one_program(self, tmp_path: Path) -> None:
-        """Two parts of a program fail with one error in other operators. Its number counts in both groups. Regression
-        test: the first group lost its only number, and the campaign ended with a traceback."""
+        """Two parts of a program fail with one error in other operators. Its number counts in both findings. Regression
+        test: the first one lost its only number, and the campaign ended with a traceback."""
         running = campaign(tmp_path)
         for part, operator in enumerate(("sin", "exp")):
             program = Program((), (), (Step(operator, (tensor("a"),), out=("b",)),))
-            running.add(FailingProgram(FAIL, 0, 3, "error / text", program, property="error", part=part))
-        (group,) = running.groups
-        group.shrunk, group.needed = True, frozenset({"sin"})
-        running._split(group)
-        assert [(each.numbers, each.finding.operators) for each in running.ranked()] == [({3}, {"sin"}), ({3}, {"exp"})]
+            running.add(FailingProgram("error / text", FAIL, 3, program=program, property="error", part=part))
+        (known,) = running.findings
+        running._split(known, replace(known, shrunk=True, needed=frozenset({"sin"})))
+        assert [(each.numbers, each.operators) for each in running.ranked()] == [({3}, {"sin"}), ({3}, {"exp"})]
 
 
 class TestBugsOfTorch:
@@ -124,7 +134,7 @@ class TestBugsOfTorch:
         for number in range(5):
             running.add(replace(FOUND[0], number=number, layer="compile:aot_eager"))
         running.add(replace(FOUND[1], number=9))
-        assert [group.finding.layer for group in running._queue()] == ["", "compile:aot_eager"]
+        assert [finding.layer for finding in running._queue()] == ["", "compile:aot_eager"]
 
     @pytest.mark.parametrize(("layer", "due"), [("", True), ("compile:aot_eager", False)])
     def test_one_example_of_a_pattern(self, tmp_path: Path, layer: str, due: bool) -> None:
@@ -132,16 +142,16 @@ class TestBugsOfTorch:
         running = campaign(tmp_path)
         running.add(replace(FOUND[0], layer=layer))
         running.add(replace(FOUND[1], layer=layer))
-        first, second = running.groups
-        assert first.finding.pattern == second.finding.pattern != ""
+        first, second = running.findings
+        assert first.pattern_if_shrunk == second.pattern_if_shrunk != ""
         assert running._due(first) and running._due(second)
-        first.shrunk = True
+        running._put(first, replace(first, shrunk=True))
         assert running._due(second) is due
 
 
 class TestApart:
-    def test_a_known_group_costs_no_shrinking(self, tmp_path: Path) -> None:
-        """The hundredth program of a group starts no new shrinking task."""
+    def test_a_known_finding_costs_no_shrinking(self, tmp_path: Path) -> None:
+        """The hundredth program of a finding starts no new shrinking task."""
         running, pool = campaign(tmp_path), Kept()
         remote = RemoteShrinker(pool, 200)  # type: ignore[arg-type]
         for number in range(100):
@@ -150,11 +160,11 @@ class TestApart:
         assert [task.name for task in pool.tasks] == ["shrinking program 0"]
 
     def test_no_more_than_its_share(self, tmp_path: Path) -> None:
-        """Before the end of drawing, only a limited number of groups shrink in advance."""
+        """Before the end of drawing, only a limited number of findings shrink in advance."""
         running, pool = campaign(tmp_path), Kept()
         remote = RemoteShrinker(pool, 200)  # type: ignore[arg-type]
         for number in range(30):
-            running.add(replace(FOUND[0], number=number, group=f"value / op {number}"))
+            running.add(replace(FOUND[0], number=number, signature=f"value / op {number}"))
             running._shrink_ahead(remote, 2)
         assert len(pool.tasks) == 2
 

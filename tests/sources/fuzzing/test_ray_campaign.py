@@ -35,7 +35,7 @@ def findings(reports: Path) -> dict[str, Any]:
     by_file = {}
     for path in (reports / "failures").glob("*.json"):
         one = json.loads(path.read_text())
-        by_file[path.name] = [one[key] for key in ("kind", "signature", "found_as", "numbers", "program", "shrunk")]
+        by_file[path.name] = [one[key] for key in ("kind", "signature", "signatures", "numbers", "program", "shrunk")]
     return by_file
 
 

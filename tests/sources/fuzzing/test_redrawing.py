@@ -23,7 +23,7 @@ def planned(reports: Path, **changes: object) -> Plan:
 
 def outcome(campaign: Campaign) -> tuple[object, ...]:
     """The parts of a campaign's result that depend neither on the workers nor on interruptions."""
-    causes = sorted((group.finding.cause(), sorted(group.numbers)) for group in campaign.groups)
+    causes = sorted((finding.cause(), sorted(finding.numbers)) for finding in campaign.findings)
     return campaign.result.done, vars(campaign.result), causes
 
 
@@ -46,7 +46,7 @@ class TestRedrawing:
         assert done.judged == WANTED
         assert undisturbed.following == done.done == WANTED + done.unsupported.total()
         assert line(undisturbed).startswith(f"seed 0: {WANTED}/{WANTED} programs")
-        assert any(number >= WANTED for group in undisturbed.groups for number in group.numbers)
+        assert any(number >= WANTED for finding in undisturbed.findings for number in finding.numbers)
 
     def test_two_workers(self, undisturbed: Campaign, tmp_path: Path) -> None:
         """The replaced programs do not depend on the number of workers."""
@@ -76,7 +76,7 @@ class TestRedrawing:
         """A part of a campaign replaces programs from its own blocks of numbers only."""
         half = ran(planned(tmp_path, programs=80, part=(2, 2)))
         assert half.result.judged == half.plan.wanted == 40
-        numbers = {number for group in half.groups for number in group.numbers}
+        numbers = {number for finding in half.findings for number in finding.numbers}
         assert {number // 20 % 2 for number in numbers} == {1}
 
     def test_one_that_leaves_out_everything(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from conformance.declare.declaration import read
 from conformance.record import result as model
 from conformance.record.finding import CRASH, FAIL, FLAKY, INVALID, MEMORY, Signature, from_title
 from conformance.record.result import Outcome
-from conformance.run.failing_program import NOTHING, FailingProgram
+from conformance.run.failing_program import FailingProgram
 from conformance.run.pool import LocalPool
 from conformance.run.shrinking import LocalShrinker
 from conformance.sources.fuzzing.command import main
@@ -72,13 +72,13 @@ class TestResults:
     )  # fmt: skip
     def test_outcomes(self, kind: str, group: str, outcome: Outcome) -> None:
         """A crash or a hang has a failure that describes the end of its process."""
-        result = result_of(FailingProgram(kind, 0, 3, group, NOTHING), "a script")
+        result = result_of(FailingProgram(group, kind, 3), "a script")
         assert (result.outcome, result.id, result.failures[0].script) == (outcome, f"program::{group}", "a script")
 
     def test_replayed_programs_are_grouped(self) -> None:
         """Two saved programs with one signature become one finding with a count of two."""
-        finding = FailingProgram(CRASH, 0, -1, "crash / add", NOTHING)
-        run = replayed("tiny", [(finding, "a"), (finding, "b")], ["a", "b", "c"], 1)
+        findings = [FailingProgram("crash / add", CRASH, -1, saved=(name,)) for name in "ab"]
+        run = replayed("tiny", findings, ["a", "b", "c"], 1)
         (one,) = [result.finding for result in run.results]
         assert one is not None
         assert (one.count, one.saved, run.exit_code()) == (2, ("a", "b"), 1)

@@ -19,7 +19,6 @@ from conformance.run.shrinking import TO_ANSWER, LocalShrinker
 from conformance.sources.fuzzing import campaign
 from conformance.sources.fuzzing.campaign import Campaign
 from conformance.sources.fuzzing.command import main
-from conformance.sources.fuzzing.group import Group
 from conformance.sources.fuzzing.plan import SHARD, Plan
 from conformance.standalone.oracles import Mismatch
 
@@ -81,8 +80,10 @@ def planned(folder: Path, **options: object) -> Campaign:
     running = Campaign(Plan("cpu", minutes=1.0, reports=folder, **options))  # type: ignore[arg-type]
     (folder / "failures").mkdir()
     wrong = (Mismatch("value", "b", "-1", "1"),)
-    finding = FailingProgram(FAIL, 0, 1, "value / neg", NEG, wrong, 1, "value", "neg")
-    running.groups.append(Group(finding, {1}, {finding.group}))
+    finding = FailingProgram(
+        "value / neg", FAIL, 1, program=NEG, mismatches=wrong, bad_step=1, property="value", op="neg"
+    )
+    running.findings.append(finding)
     running.result.done = 20
     return running
 
@@ -114,11 +115,11 @@ class TestFindings:
         monkeypatch.setattr(campaign.time, "time", lambda: clock[0])
         running = planned(tmp_path)
         running.began_at = 0.0
-        running._shrink(Shrinking(clock, ends), running.groups[0])
-        assert running.groups[0].shrunk
+        running._shrink(Shrinking(clock, ends), running.findings[0])
+        assert running.findings[0].shrunk
         assert running.shortfalls() == [Shortfall(FINDINGS, 1, 1)] * cut
-        data = running.groups[0].to_json({})
-        assert Group.from_json(data).finding.cut is bool(cut), "--resume keeps it"
+        data = running.findings[0].to_json()
+        assert FailingProgram.from_json(data).cut is bool(cut), "--resume keeps it"
 
     def test_a_finding_that_is_not_shrunk(self, tmp_path: Path) -> None:
         assert planned(tmp_path).shortfalls() == [Shortfall(FINDINGS, 1, 1)]
@@ -126,12 +127,12 @@ class TestFindings:
     def test_a_finding_that_is_not_tried_without_the_backend(self, tmp_path: Path, monkeypatch) -> None:
         """Whether PyTorch has the bug too decides about the outcome, so the finding must be tried there."""
         running = planned(tmp_path)
-        running.groups[0].shrunk = True
+        running.findings[0] = replace(running.findings[0], shrunk=True)
         monkeypatch.setattr(
             campaign, "describe_target", lambda spec: SimpleNamespace(facts=TargetFacts(siblings=("compile:eager",)))
         )
         assert running.shortfalls() == [Shortfall("findings on compile:eager", 1, 1)]
-        running.groups[0].elsewhere["compile:eager"] = "agrees"
+        running.findings[0] = replace(running.findings[0], elsewhere={"compile:eager": "agrees"})
         assert running.shortfalls() == []
 
     def test_an_unlimited_campaign_has_no_shortfall(self, tmp_path: Path) -> None:

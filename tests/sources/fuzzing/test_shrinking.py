@@ -17,7 +17,7 @@ from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step, tensor
 from conformance.record.finding import FAIL
 from conformance.run import shrink_progress
-from conformance.run.failing_program import NOTHING, FailingProgram
+from conformance.run.failing_program import FailingProgram
 from conformance.run.messages import Limits
 from conformance.run.shrinking import LocalShrinker, ThreadShrinker
 from conformance.run.signals import Stopped
@@ -25,7 +25,7 @@ from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.isolation import Workers
 from tests.patience import stretched
 
-FINDINGS = [FailingProgram(FAIL, 0, number, f"value / op {number}", NOTHING) for number in range(3)]
+FINDINGS = [FailingProgram(f"value / op {number}", FAIL, number) for number in range(3)]
 CALLS = {"neg": Step("neg", (tensor("b"),), out=("c",)), "mul": Step("mul", (tensor("b"), 3), out=("c",))}
 
 
@@ -50,7 +50,9 @@ def test_a_program_without_inputs() -> None:
     program = Program((), (), (ones, others[0], view, Step("zero_", (tensor("b"),)), others[1]))
     spec = "mutant:zero_ clears the storage"
     verdict = judge_program(program, load_target(spec))
-    finding = FailingProgram(FAIL, 0, 0, "value / zero_", program, verdict.mismatches, verdict.bad_step)
+    finding = FailingProgram(
+        "value / zero_", FAIL, 0, program=program, mismatches=verdict.mismatches, bad_step=verdict.bad_step
+    )
     with Workers(spec, Limits()) as workers, LocalShrinker(workers, 60) as shrinker:
         small = shrinker.smaller(finding)
     assert [step.op for step in small.program.steps] == ["ones.new", "narrow", "zero_"]
@@ -61,7 +63,7 @@ def test_a_finding_without_mismatches() -> None:
     with an IndexError."""
     zeroed = Step("zero_", (tensor("a"),))
     program = Program((Storage("float32", 6),), (Input("a", 0, "float32", (6,), (1,)),), (zeroed,))
-    finding = FailingProgram(FAIL, 0, 0, "value / zero_", program, step=1)
+    finding = FailingProgram("value / zero_", FAIL, 0, program=program, bad_step=1)
     with Workers("cpu", Limits()) as workers, LocalShrinker(workers, 60) as shrinker:
         assert shrinker.smaller(finding) is finding
 
@@ -90,7 +92,9 @@ def test_a_finding_whose_smaller_programs_end_the_process(tmp_path: Path, monkey
     program = Program((Storage("float32", 4, [1, 2, 3, 4]),), (Input("a", 0, "float32", (4,), (1,)),), steps)
     spec = "class:deadly_targets.Deadly"
     verdict = judge_program(program, load_target(spec))
-    finding = FailingProgram(FAIL, 0, 0, "value / zero_", program, verdict.mismatches, verdict.bad_step)
+    finding = FailingProgram(
+        "value / zero_", FAIL, 0, program=program, mismatches=verdict.mismatches, bad_step=verdict.bad_step
+    )
     with Workers(spec, Limits()) as workers, LocalShrinker(workers, 60) as shrinker:
         small = shrinker.smaller(finding)
     assert [step.op for step in small.program.steps] == ["zero_"] and small.mismatches

@@ -48,7 +48,7 @@ class TestRenderers:
             (Input("a", 0, "float32", (2,), (1,)),),
             (Step("neg", ({"t": "a"},), raises="RuntimeError"),),
         )
-        invalid = FailingProgram(INVALID, 0, 0, "invalid / neg", wrong)
+        invalid = FailingProgram("invalid / neg", INVALID, 0, program=wrong)
         assert elsewhere("cpu", invalid, 10).startswith("cannot be judged: step 1 (neg) declares RuntimeError")
 
     def test_a_finding_is_run_on_its_relatives(self, tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -12,7 +13,6 @@ from conformance.program.steps.op import Step
 from conformance.record.finding import FAIL
 from conformance.run.failing_program import FailingProgram
 from conformance.sources.fuzzing.campaign import Campaign
-from conformance.sources.fuzzing.group import Group
 from conformance.sources.fuzzing.plan import Plan
 from conformance.sources.fuzzing.results import run_of
 from conformance.sources.fuzzing.terminal import summarize
@@ -33,8 +33,10 @@ def test_a_long_heading_is_not_cut(tmp_path: Path) -> None:
     campaign = Campaign(Plan("cpu", reports=tmp_path))
     (tmp_path / "failures").mkdir()
     for number, name in enumerate((op, "exp")):
-        finding = FailingProgram(FAIL, 0, number, f"value / {name}", NEG, WRONG, 1, "value", name)
-        campaign.groups.append(Group(finding, {number}, {finding.group}, shrunk=True))
+        finding = FailingProgram(
+            f"value / {name}", FAIL, number, program=NEG, mismatches=WRONG, bad_step=1, property="value", op=name
+        )
+        campaign.findings.append(replace(finding, shrunk=True))
     campaign.result.done = 2
     console = Console(record=True, width=80, file=io.StringIO(), soft_wrap=True)
     summarize(campaign, run_of(campaign), console, "seed 0")

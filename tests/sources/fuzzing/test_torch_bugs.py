@@ -21,7 +21,6 @@ from conformance.run.messages import Death, ExitReason
 from conformance.run.smaller import SAME, died_elsewhere, elsewhere
 from conformance.sources.fuzzing.campaign import Campaign
 from conformance.sources.fuzzing.command import main
-from conformance.sources.fuzzing.group import Group
 from conformance.sources.fuzzing.plan import Plan
 from conformance.sources.fuzzing.results import run_of
 
@@ -39,7 +38,16 @@ BOTH = Program(STORAGES, (SCALAR, VECTOR), (WRITE, RELU))
 def failing(program: Program, number: int = 0, kind: str = "FAIL") -> FailingProgram:
     """The backend's finding in a program."""
     verdict = judge_program(program, load_target(SPEC), locate=False)
-    return FailingProgram(kind, 0, number, "value / a", program, verdict.mismatches, 1, "value", program.steps[-1].op)
+    return FailingProgram(
+        "value / a",
+        kind,
+        number,
+        program=program,
+        mismatches=verdict.mismatches,
+        bad_step=1,
+        property="value",
+        op=program.steps[-1].op,
+    )
 
 
 class TestElsewhere:
@@ -106,11 +114,10 @@ class TestRun:
 
     def campaign(self, **options: bool) -> Campaign:
         of_torch, own = replace(failing(OF_TORCH), layer="compile:aot_eager"), failing(OWN, 1)
-        groups = [
-            Group(of_torch, {0, 2}, {"value / a"}, True, {"compile:eager": "agrees", "compile:aot_eager": SAME}),
-            Group(own, {1}, {"value / c"}, True, {"compile:eager": "agrees", "compile:aot_eager": "agrees"}),
-        ]
-        running = Campaign(Plan(SPEC, **options), groups=groups)
+        elsewhere = {"compile:eager": "agrees", "compile:aot_eager": SAME}
+        of_torch = replace(of_torch, numbers=frozenset({0, 2}), shrunk=True, elsewhere=elsewhere)
+        own = replace(own, shrunk=True, elsewhere={**elsewhere, "compile:aot_eager": "agrees"})
+        running = Campaign(Plan(SPEC, **options), findings=[of_torch, own])
         running.result.done = 10
         return running
 
@@ -131,10 +138,10 @@ class TestRun:
     def test_they_alone_do_not_fail_a_run(self) -> None:
         """PyTorch's own bugs alone fail a run only with the option that requests it."""
         campaign = self.campaign()
-        del campaign.groups[1]
+        del campaign.findings[1]
         assert run_of(campaign).exit_code() == 0
         strict = self.campaign(fail_on_torch_bugs=True)
-        del strict.groups[1]
+        del strict.findings[1]
         assert run_of(strict).exit_code() == 1
         assert run_of(strict).listed[0].layer == "compile:aot_eager"
 

@@ -13,9 +13,8 @@ from conformance.record import result as model
 from conformance.record.finding import HARNESS, INVALID
 from conformance.record.models import ModelRow
 from conformance.report.__main__ import main as report
-from conformance.run.failing_program import NOTHING, FailingProgram
+from conformance.run.failing_program import FailingProgram
 from conformance.sources.fuzzing.campaign import Campaign
-from conformance.sources.fuzzing.group import Group
 from conformance.sources.fuzzing.plan import Plan
 from conformance.sources.models.__main__ import main
 from conformance.sources.models.calls import listed_calls, outcomes_of
@@ -119,7 +118,7 @@ class TestTable:
     def test_a_fault_of_the_harness_falsifies_no_model(self, file, tmp_path, kind):
         """The call counts as not compared. Regression test: its models were wrong in the operator."""
         running = Campaign(Plan("cpu", listed=listed_calls(str(file), (), 0), reports=tmp_path))
-        running.groups.append(Group(FailingProgram(kind, 0, 0, f"{kind} / no verdict", NOTHING), {0}, set()))
+        running.findings.append(FailingProgram(f"{kind} / no verdict", kind, 0))
         calls, ordered = chosen(str(file), ())
         running.result.listed = {str(number): "" for number in range(1, len(ordered))}
         rows = outcomes_of(calls, ordered, running.distinct(), running.result.listed)
