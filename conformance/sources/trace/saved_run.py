@@ -52,13 +52,20 @@ class RunWriter:
         self.size += self._file.write(data)
 
     def close(self, facts: Mapping[str, str]) -> None:
-        """Write the file, with facts about the run."""
+        """Write the file, with facts about the run. Raises UserError."""
         self._file.close()
         header = json.dumps({"__metadata__": dict(facts), **self.header}).encode()
-        with self.path.open("wb") as file, self._data.open("rb") as data:
-            file.write(len(header).to_bytes(8, "little") + header)
-            shutil.copyfileobj(data, file)
-        self._data.unlink()
+        whole = self.path.with_name(f"{self.path.name}.tmp")
+        try:
+            with whole.open("wb") as file, self._data.open("rb") as data:
+                file.write(len(header).to_bytes(8, "little") + header)
+                shutil.copyfileobj(data, file)
+            whole.replace(self.path)  # a write that fails must not damage the file of an earlier run
+        except OSError as error:
+            raise UserError(f"--save {self.path} cannot be written: {error.strerror}") from error
+        finally:
+            whole.unlink(missing_ok=True)
+            self._data.unlink(missing_ok=True)
 
 
 class SavedRun:
@@ -75,9 +82,12 @@ class SavedRun:
             self.header: dict[str, Any] = json.loads(self._file.read(size))
             self.facts: dict[str, str] = self.header.pop("__metadata__")
             self.facts["device"]  # written by every trace
+            ends = [row["data_offsets"][1] for row in self.header.values()]
+            if path.stat().st_size != 8 + size + max(ends, default=0):
+                raise ValueError("the end is missing")
         except OSError as error:
             raise UserError(f"--against {path} cannot be read: {error.strerror}") from error
-        except (ValueError, KeyError, AttributeError) as error:
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise UserError(f"--against {path} is no run that `conformance trace --save` wrote") from error
         self._start = 8 + size
 

@@ -63,6 +63,27 @@ class TestFile:
             assert read is not None and read.dtype is tensor.dtype
             assert torch.equal(read.to(torch.complex128), tensor.to(torch.complex128))
 
+    def test_a_file_without_its_end_is_refused(self, tmp_path):
+        """A copy that was cut is one sentence; formerly the first tensor behind the cut ended the trace."""
+        path = self.written(tmp_path / "run.safetensors")
+        path.write_bytes(path.read_bytes()[:-1])
+        with pytest.raises(UserError, match="is no run that `conformance trace --save` wrote"):
+            SavedRun(path)
+
+    def test_a_write_that_fails_keeps_the_earlier_run(self, tmp_path, monkeypatch):
+        """The disk is full when the tensors are copied behind the header."""
+        path = self.written(tmp_path / "run.safetensors")
+        before = path.read_bytes()
+
+        def fails(*files: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("conformance.sources.trace.saved_run.shutil.copyfileobj", fails)
+        with pytest.raises(UserError, match="cannot be written: No space left on device"):
+            self.written(path)
+        assert path.read_bytes() == before
+        assert [*tmp_path.iterdir()] == [path]
+
     def test_a_tensor_of_another_kind_is_none(self, tmp_path):
         """No tensor of this name, shape or dtype."""
         saved = SavedRun(self.written(tmp_path / "run.safetensors"))
