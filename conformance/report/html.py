@@ -77,7 +77,7 @@ def page_data(run: Run, baseline: Run | None) -> dict[str, Any]:
     measures, rows = [measure.name for measure in run.measures], []
     for r in results:
         texts = (r.name, r.family, r.dtype, r.variant, r.layout)
-        counts = (r.samples, r.skipped, r.failed, r.arbitrated)
+        counts = (r.samples, r.skipped, r.failed, r.arbitrated, r.tolerated)
         words = (names(", ".join(r.oracles)), names(r.remark))
         old = before[r.id].measurements if r.id in before and before[r.id].samples == r.samples else Measurements()
         measured = [[r.measurements.get(name), r.measurements.most.get(name), old.get(name)] for name in measures]
@@ -159,6 +159,7 @@ def render(
         title="; ".join([*([] if run.drawn and title else [numbers]), *title]),
         figures=list(summary.measured(cases)),
         arbitrated=sum(bool(result.arbitrated) for result in cases.results),
+        tolerated=sum(bool(result.tolerated) for result in cases.results),
         excused=[result for result in cases.results if result.layer],
         without_backend=WITHOUT_BACKEND.capitalize(),
         scripts=[] if run.drawn else summary.scripts(run),

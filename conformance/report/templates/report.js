@@ -1,7 +1,7 @@
 (() => {
 const data = JSON.parse(document.getElementById("data").textContent);
 const N = data.names, OUT = data.outcomes;
-const [NAME, FAMILY, DTYPE, VARIANT, LAYOUT, OUTCOME, SAMPLES, SKIPPED, FAILED, ARBITRATED, MS, ORACLES, REASON, MEASURED] = Array(14).keys();
+const [NAME, FAMILY, DTYPE, VARIANT, LAYOUT, OUTCOME, SAMPLES, SKIPPED, FAILED, ARBITRATED, TOLERATED, MS, ORACLES, REASON, MEASURED] = Array(15).keys();
 const MEASURES = new Map(data.measures.map((measure, at) => [measure.name, { ...measure, at }]));
 const GROUPS = [...new Set(data.measures.map(measure => measure.group).filter(Boolean))];
 const group = name => [...MEASURES.values()].filter(measure => measure.group === name);
@@ -30,7 +30,7 @@ const svgNode = (tag, attributes, text) => {
 };
 
 // State lives in the fragment, so that a link shows what its sender saw.
-const KEYS = ["q", "outcome", "family", "dtype", "variant", "layout", "oracle", "measure", "part", "arbitrated", "sort", "case"];
+const KEYS = ["q", "outcome", "family", "dtype", "variant", "layout", "oracle", "measure", "part", "arbitrated", "tolerated", "sort", "case"];
 let state = {}, shown = [], drawn = 0, at = -1;
 function readState() {
   state = {};
@@ -60,6 +60,7 @@ function matches(row) {
   const without = (state.measure || "").startsWith("-"), measure = MEASURES.get((state.measure || "").replace("-", ""));
   if (measure && Boolean(count(row, measure)) === without) return false;
   if (state.arbitrated && !r[ARBITRATED]) return false;
+  if (state.tolerated && !r[TOLERATED]) return false;
   if (state.part && !Object.values(data.details[row.i]?.parts || {}).flat().some(([name]) => name === state.part)) return false;
   if (state.q) for (const word of state.q.toLowerCase().split(/\s+/)) if (!row.text.includes(word)) return false;
   return true;
@@ -86,7 +87,7 @@ const COLUMNS = [
   ["op", "name", "name", row => breakable(N[row.r[NAME]])],
   ...(rows.some(row => N[row.r[FAMILY]]) ? [["family", "family", "wide-only", row => N[row.r[FAMILY]]]] : []),
   ...[["dtype", DTYPE], ["variant", VARIANT], ["layout", LAYOUT]].filter(([, part]) => many(part)).map(([label, part]) => [label, null, "", row => N[row.r[part]]]),
-  ["samples", "samples", "num wide-only", row => row.r[SAMPLES] + (row.r[FAILED] ? `, ${row.r[FAILED]} differ` : "") + (row.r[ARBITRATED] ? `, ${row.r[ARBITRATED]} by float64` : "")],
+  ["samples", "samples", "num wide-only", row => row.r[SAMPLES] + (row.r[FAILED] ? `, ${row.r[FAILED]} differ` : "") + (row.r[ARBITRATED] ? `, ${row.r[ARBITRATED]} by float64` : "") + (row.r[TOLERATED] ? `, ${row.r[TOLERATED]} by tolerance` : "")],
   ...[...MEASURES.values()].filter(measure => measure.watched).map(measure => [measure.name, "measure " + measure.name, "num wide-only", row => counted(row, measure)]),
   ...GROUPS.map(name => [name + ": " + group(name)[0].unit, "measure " + group(name)[0].name, "num wide-only", row => shares(row, group(name))]),
   ...(rows.some(row => row.r[MS]) ? [["ms", "time", "num wide-only", row => row.r[MS].toLocaleString("en")]] : []),
@@ -156,6 +157,7 @@ function detail(row) {
   for (const f of d.failures) cell.append(finding(f));
   if (N[row.r[REASON]]) cell.append(el("p", {}, N[row.r[REASON]]));
   if (row.r[ARBITRATED]) cell.append(el("p", { class: "quiet" }, `In ${row.r[ARBITRATED]} of ${row.r[SAMPLES]} samples the target differs from torch CPU by more than the tolerance and agrees with its answer in float64, to which torch CPU's own is no nearer.`));
+  if (row.r[TOLERATED]) cell.append(el("p", { class: "quiet" }, `${row.r[TOLERATED]} of ${row.r[SAMPLES]} samples pass only by a tolerance that the target's profile declares.`));
   const named = calls => calls.length ? ": " + calls.map(([name, count]) => `${name} (${count})`).join(", ") : "";
   const said = [...MEASURES.values()].filter(measure => count(row, measure) !== null)
     .map(measure => inWords(row, measure) + (d.parts[measure.name] ? named(d.parts[measure.name]) : ""));
