@@ -98,6 +98,8 @@ def _nothing(script: Path, trace: Trace) -> str:
     if "accelerate" in sys.modules:  # which the Trainer of transformers uses, too
         name = trace.devices[0] if trace.devices else "NAME"
         return f"{elsewhere}: accelerate takes a device that it does not know from ACCELERATE_TORCH_DEVICE={name}"
+    if {"lightning", "pytorch_lightning"} & sys.modules.keys():
+        return f"{elsewhere}: Lightning trains on the device of its strategy, so give the Trainer one of this device"
     return f"{elsewhere}: move its model and its inputs to the device"
 
 

@@ -200,13 +200,20 @@ def test_bad_usage_is_one_sentence(script, words, said, tmp_path, monkeypatch, c
     assert said in err and "Traceback" not in err
 
 
-def test_accelerate_is_told_the_device(tmp_path, monkeypatch, capfd):
-    """accelerate runs on the CPU if it does not know the device, and needs a variable then."""
+@pytest.mark.parametrize(
+    ("package", "said"),
+    [
+        ("accelerate", "that it does not know from ACCELERATE_TORCH_DEVICE=NAME"),
+        ("lightning", "Lightning trains on the device of its strategy, so give the Trainer one of this device"),
+    ],
+)
+def test_a_trainer_is_told_the_device(package, said, tmp_path, monkeypatch, capfd):
+    """The trainers of these packages run on the CPU, silently, if they are not told a device that they do not know."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "accelerate", ModuleType("accelerate"))
+    monkeypatch.setitem(sys.modules, package, ModuleType(package))
     Path("train.py").write_text("import torch; torch.ones(3).add(1)")
     assert main(["train.py"]) == 2
-    assert "that it does not know from ACCELERATE_TORCH_DEVICE=NAME\n" in capfd.readouterr().err
+    assert f"{said}\n" in capfd.readouterr().err
 
 
 def test_the_page_names_the_whole_command(tmp_path, monkeypatch, capfd):
