@@ -60,6 +60,7 @@ def merge(runs: Iterable[Run]) -> Run:
         models=models.merged([run.models for run in runs]),
         not_judged=add_up(row for run in runs for row in run.not_judged),
         strict=any(run.strict for run in runs),
+        reference=" or ".join(dict.fromkeys(run.reference for run in runs)),
     )
 
 

@@ -46,6 +46,9 @@ RELATED_ORACLES = frozenset(("structure", "dtype", "shape", "alias", "value", "s
 METAMORPHIC = "metamorphic"
 """The oracle without a reference, and the beginning of the spec of a target that it judges: `metamorphic:cpu`."""
 
+TORCH_CPU = "torch CPU"
+"""What a target is compared with, if a run does not name anything else."""
+
 NOT_COMPARED = "not compared"
 POWER = "power"
 """The oracle of a planted fault that no program finds."""

@@ -29,7 +29,7 @@ from conformance.record.footprint import SIZES, Footprint
 from conformance.record.measurements import UNMEASURED, Measure, Measurements, total
 from conformance.record.missing_ops import MissingOperator
 from conformance.record.models import ModelRow
-from conformance.record.names import MEASURED, MUTANTS, NOT_COMPARED, OPERATOR, TRACE, without_features
+from conformance.record.names import MEASURED, MUTANTS, NOT_COMPARED, OPERATOR, TORCH_CPU, TRACE, without_features
 from conformance.record.program_stats import ProgramStats
 from conformance.record.shortfall import Shortfall, describe
 
@@ -293,7 +293,8 @@ class Run:
     that the target's profile declares lacking and that kept something from running. `target` is the spec that ran,
     which a replay runs again. `identity` is the name of the target, the same whether a profile loads it or not
     (`profile.identity`). `measures` are the measures that the target offers, `models` the outcomes of recorded models.
-    `not_judged` holds what a limit kept from being judged, and `strict` says that this fails the run.
+    `not_judged` holds what a limit kept from being judged, and `strict` says that this fails the run. `reference` names
+    what the target is compared with, if it is not torch CPU.
     """
 
     target: str
@@ -315,6 +316,7 @@ class Run:
     models: tuple[ModelRow, ...] = ()
     not_judged: list[Shortfall] = field(default_factory=list)
     strict: bool = False
+    reference: str = TORCH_CPU
     WRITTEN: ClassVar = ("command", "started", "seconds", "calibration", "complete", "environment")
 
     @property
@@ -460,7 +462,7 @@ def counted(number: int, noun: str) -> str:
 
 HEAD = (*("target", "identity", "command", "started", "seconds", "calibration", "complete", "environment"),
         *("interrupted", "expectations", "budgets", "drawn", "lacking", "measures", "models",
-          "not_judged", "strict"))  # fmt: skip
+          "not_judged", "strict", "reference"))  # fmt: skip
 """The fields of a run that a file holds before its notes and results."""
 
 

@@ -38,8 +38,8 @@ LISTED_CHANGES = 200
 OPENED = 5
 """Number of findings that are open when the page loads, the worst first."""
 LABELS = {
-    Outcome.PASS: "agrees with torch CPU in every sample",
-    Outcome.FAIL: "differs from torch CPU",
+    Outcome.PASS: "agrees with {reference} in every sample",
+    Outcome.FAIL: "differs from {reference}",
     Outcome.CRASH: "ended its process or ran out of memory",
     Outcome.TIMEOUT: "gave no answer in time",
     Outcome.XPASS: "declared to fail, but passed",
@@ -94,6 +94,7 @@ def page_data(run: Run, baseline: Run | None) -> dict[str, Any]:
         "table": bool(run.table),
         "measures": [{**vars(measure), "watched": measure.rise is Rise.REGRESSION} for measure in run.measures],
         "whole": whole,
+        "reference": escape_control_characters(run.reference),
     }
 
 
@@ -153,7 +154,11 @@ def render(
         cases=bool(cases.results) or not run.drawn,
         whole=run.table in WHOLE,
         data=embed(page_data(run, baseline)),
-        counts=[(str(o), counts[str(o)], LABELS[o]) for o in reversed(Outcome) if counts[str(o)]],
+        counts=[
+            (str(o), counts[str(o)], LABELS[o].format(reference=run.reference))
+            for o in reversed(Outcome)
+            if counts[str(o)]
+        ],
         total=len(cases.results),
         summary=numbers,
         title="; ".join([*([] if run.drawn and title else [numbers]), *title]),

@@ -73,10 +73,10 @@ def _on_cases(run: Run) -> Verdict:
         return Verdict(False, f"The run was interrupted after {len(cases)} cases.", "cases")
     if bad:
         verb = "does" if bad == 1 else "do"
-        return Verdict(False, f"{bad:,} of {len(cases):,} cases {verb} not do what torch CPU does.", "cases")
+        return Verdict(False, f"{bad:,} of {len(cases):,} cases {verb} not do what {run.reference} does.", "cases")
     passed = sum(result.outcome is Outcome.PASS for result in cases)
     tail = "".join(f"; {part}" for part in without_backend(run) if "case" in part)
-    sentence = f"All {passed:,} cases that were compared do what torch CPU does, or fail as declared{tail}."
+    sentence = f"All {passed:,} cases that were compared do what {run.reference} does, or fail as declared{tail}."
     return Verdict(True, sentence, "cases")
 
 

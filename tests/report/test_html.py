@@ -7,6 +7,7 @@ import json
 from html.parser import HTMLParser
 
 from conformance.record.measurements import Measurements
+from conformance.record.merge import merge
 from conformance.record.program_stats import ProgramStats
 from conformance.record.result import Failure, Outcome, Result, Run
 from conformance.record.sentences import LAYOUTS
@@ -123,6 +124,14 @@ class TestHtml:
         assert "<h1>mylib.scale on tiny</h1>" in page
         assert 'id="map"' not in page and "#map" not in page and 'id="cases"' in page
         assert 'id="map"' in html.render(run(result("a")))
+
+    def test_another_reference_is_named(self) -> None:
+        """A page about another reference than torch CPU names it, and merged runs keep it."""
+        judged = dataclasses.replace(run(failed("neg", "value"), result("abs")), reference="the reference")
+        page = Page(html.render(merge([judged, dataclasses.replace(judged, results=[])])))
+        assert "1 of 2 cases does not do what the reference does" in page.text
+        assert "differs from the reference" in page.text and "torch CPU" not in page.text
+        assert json.loads(page.scripts[0])["reference"] == "the reference"
 
     def test_details_have_a_budget(self) -> None:
         """Many long failures do not make the page too large for a browser."""

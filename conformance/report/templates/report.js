@@ -169,9 +169,9 @@ function finding(f) {
   const box = el("div", { class: "finding" });
   box.append(el("h4", {}, f.sentence), el("p", { class: "quiet" }, f.oracle, " of ", el("code", {}, f.where), f.detail ? ": " + f.detail : ""));
   if (f.call) box.append(el("p", { class: "call" }, `sample ${f.sample}: ${f.call}`));
-  if (f.expected || f.actual) box.append(el("div", { class: "sides" }, side("torch CPU", f.expected, f.layouts.expected), side("target", f.actual, f.layouts.actual)));
+  if (f.expected || f.actual) box.append(el("div", { class: "sides" }, side(data.reference, f.expected, f.layouts.expected), side("target", f.actual, f.layouts.actual)));
   if (f.values.length) {
-    const table = el("table", { class: "values" }, el("tr", {}, ...["element", "torch CPU", "target"].map(word => el("th", {}, word))));
+    const table = el("table", { class: "values" }, el("tr", {}, ...["element", data.reference, "target"].map(word => el("th", {}, word))));
     for (const [index, want, got, bad] of f.values) table.append(el("tr", { class: bad ? "bad" : "" }, el("td", {}, index), el("td", {}, want), el("td", {}, got)));
     box.append(el("details", f.values.length <= 12 ? { open: "" } : {}, el("summary", {}, "values side by side"), el("div", { class: "scroll" }, table)));
   }

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from conformance.record.errors import UsageError
-from conformance.record.names import OPERATOR
+from conformance.record.names import OPERATOR, TORCH_CPU
 from conformance.record.result import Outcome, Result, Run
 from conformance.record.shortfall import Shortfall
 from conformance.run import options, scripts
@@ -85,6 +85,7 @@ class Operators(MeasuredCases):
         """See `MeasuredCases.execute`."""
         result = super().execute(session, seconds)
         result.notes += self.remarks
+        result.reference = "the reference" if session.args.reference else TORCH_CPU
         for one in result.results:
             if session.args.strict and one.outcome is Outcome.SKIP and one.reason == NOT_SHOWN:
                 result.not_judged.append(Shortfall(f"calls of {one.variant}", limit=EXPLAIN))

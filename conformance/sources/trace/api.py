@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from conformance.engine.target import Target
 from conformance.record.errors import UsageError
 from conformance.record.files import write_atomic
-from conformance.record.names import TRACE
+from conformance.record.names import TORCH_CPU, TRACE
 from conformance.record.result import Failure, Outcome, Result, Run, counted
 from conformance.record.sentences import sentence
 from conformance.record.shortfall import FINDINGS, Shortfall, describe
@@ -33,6 +33,12 @@ from conformance.standalone.modes import move_to_top
 
 _OVERLOAD = re.compile(r"\w+\.\w+\.\w+")
 """Name of an operator of the dispatcher, as `aten.add.Tensor`; a compiled graph has another name."""
+
+FINITE = "finite arithmetic"
+"""What a search for nan and inf compares with."""
+
+AGAINST = "against"
+"""The phase of the case about the place where a run and a saved one part."""
 
 MOST_NAMED = 3
 """Number of operators without a verdict that the summary names."""
@@ -177,11 +183,9 @@ class Trace:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of a trace without wrong operators: 1 if it parts from the saved run, 2 if that has no call of
-        it, or if calls could not be judged."""
+        """The exit code of a trace without failures: 2 if the saved run has no call of it, or if calls could not be
+        judged."""
         divergence = self.mode.divergence
-        if divergence is not None and divergence.saved is not None and divergence.parting is not None:
-            return 1
         nothing = divergence is not None and divergence.saved is not None and not divergence.saved.compared
         return 2 if nothing or self.unjudged_calls else 0
 
@@ -210,6 +214,8 @@ class Trace:
         specs = [target.spec for target in self.mode.targets.values()]
         result = Run(",".join([*specs, *self.compiled.compilers]) or "none")
         result.results = [self._result(name, phase, tally) for (name, phase), tally in self.mode.tallies.items()]
+        result.results += self._parting()
+        result.reference = FINITE if self.options.nonfinite else TORCH_CPU
         parting = [] if self.mode.divergence is None else [*map(str.strip, self.mode.divergence.lines())]
         result.notes, result.started, result.seconds = [*self.notes(), *parting], self.started, round(self.seconds, 2)
         for target in self.mode.targets.values():
@@ -232,6 +238,18 @@ class Trace:
             reason = next(iter(tally.unjudged), "the options exclude it")
             return result.replace(outcome=Outcome.SKIP, skipped=tally.seen, reason=reason)
         return result
+
+    def _parting(self) -> list[Result]:
+        """Return a failing case if the run and the saved one part."""
+        divergence = self.mode.divergence
+        if divergence is None or divergence.saved is None or divergence.parting is None:
+            return []
+        parting, saved = divergence.parting, divergence.saved
+        off = f"{parting.saved:.2g} off in {saved.path.name}" if parting.reason else f"{parting.device:.2g} off here"
+        call = f"{parting.place}: {parting.place.code}, {parting.cause}"
+        failure = Failure("value", parting.where, "right but for rounding", f"{off} (relative error)", call=call)
+        result = Result(parting.name, "", AGAINST, TRACE, Outcome.FAIL, samples=saved.compared, failed=1)
+        return [result.replace(failures=(failure,))]
 
     def _failure(self, fault: Fault) -> Failure:
         place = f"{fault.place}: {fault.place.code}"

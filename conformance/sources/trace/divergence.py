@@ -85,6 +85,15 @@ class Parting:
     saved: float | None = None
     reason: str = ""
 
+    @property
+    def cause(self) -> str:
+        """Why the runs part."""
+        if self.reason:
+            return self.reason
+        if self.fault is None:
+            return "no operator was wrong up to this call: rounding errors that the calls amplify"
+        return f"a fault: {self.fault.name}, {self.fault.place}, is the first wrong operator of the run"
+
     def lines(self) -> Iterable[str]:
         """Yield the sentences about the divergence."""
         at = f"{self.name}, {self.place}: {self.place.code}".removesuffix(": ")
@@ -92,12 +101,7 @@ class Parting:
         errors = f"{self.device:.2g} on the device and {self.cpu:.2g} on torch CPU"
         saved = "" if self.saved is None else f", {self.saved:.2g} in the saved run"
         yield f"  {self.where} has the relative error {errors}{saved}"
-        if self.reason:
-            yield f"  {self.reason}"
-        elif self.fault is None:
-            yield "  no operator was wrong up to this call: rounding errors that the calls amplify"
-        else:
-            yield f"  a fault: {self.fault.name}, {self.fault.place}, is the first wrong operator of the run"
+        yield f"  {self.cause}"
 
 
 class Divergence:

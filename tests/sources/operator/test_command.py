@@ -51,7 +51,8 @@ def test_a_lie_fails_the_run(tmp_path, capfd):
     assert code == 1 and "not judged: values: known" in out and "3 passed, 1 failed" in out
     result = next(one for one in model.load(tmp_path / "operator.json").results if one.outcome is Outcome.FAIL)
     assert (result.op, result.variant, result.alone) == ("tests.planted.kernels.structure", "structure", SHOWS)
-    assert "halves" in (tmp_path / "operator.html").read_text()
+    page = (tmp_path / "operator.html").read_text()
+    assert "halves" in page and "differs from the reference" in page
 
 
 def ends(x):

@@ -119,6 +119,8 @@ def test_nan_and_inf_are_found_without_a_reference(traced, tmp_path):
     assert ("aten.div.Tensor", "forward") in [
         (one.name, one.variant) for one in wrong
     ] and "No script" not in ran.stdout
+    page = (tmp_path / "reports/trace.html").read_text()
+    assert "differs from finite arithmetic" in page and "torch CPU" not in page.partition("<script")[0]
     ran = traced(TRAIN, "--nonfinite", faults="relu")
     assert ran.returncode == 0 and "no nan or inf\n" in ran.stdout
 
