@@ -26,7 +26,7 @@ import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
-from conformance.engine.aten_ops import Operators
+from conformance.engine.aten_ops import OperatorNames
 from conformance.record import result as model
 from conformance.sources.opinfo import catalog, overloads
 from conformance.sources.opinfo.overload_rows import ROWS
@@ -55,7 +55,7 @@ def reached_by_op_db() -> tuple[dict[str, str], dict[str, str]]:
             for backward in (False, True):
                 if getattr(torch, dtype) not in (op.supported_backward_dtypes("cpu") if backward else op.dtypes):
                     continue
-                operators = Operators()
+                operators = OperatorNames()
                 for called in profiled(op, dtype, most, backward, operators):
                     whole.setdefault(called, entry)
                 for called in operators.names:
@@ -63,7 +63,7 @@ def reached_by_op_db() -> tuple[dict[str, str], dict[str, str]]:
     return whole, below
 
 
-def profiled(op: Any, dtype: str, most: int, backward: bool, operators: Operators | None = None) -> list[str]:
+def profiled(op: Any, dtype: str, most: int, backward: bool, operators: OperatorNames | None = None) -> list[str]:
     """aten overloads that the samples of an entry call, in every form of the entry."""
     config = _ExperimentalConfig(capture_overload_names=True)
     variant = "backward" if backward else "forward"

@@ -1,9 +1,9 @@
 """Dispatch modes that watch the aten operators of a run.
 
-`AtenOps` counts the operators that compute or move data on torch CPU, which bounds a device's kernels. `Operators`
-records the names, `Calls` the arguments and the call that raised, and `Tagged` whether an operator has one of torch's
-tags. Eager execution runs one kernel for each aten operator that computes or moves data, and none for a view; the
-operator's schema tells which.
+`AtenOps` counts the operators that compute or move data on torch CPU, which bounds a device's kernels. `OperatorNames`
+records the names, `OperatorCalls` the arguments and the call that raised, and `Tagged` whether an operator has one of
+torch's tags. Eager execution runs one kernel for each aten operator that computes or moves data, and none for a view;
+the operator's schema tells which.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class AtenOps(TorchDispatchMode):
         return result
 
 
-class Operators(TorchDispatchMode):
+class OperatorNames(TorchDispatchMode):
     """Records the names of called operators, as the dispatcher writes them: aten::add.Tensor."""
 
     def __init__(self) -> None:
@@ -64,12 +64,12 @@ class OperatorCall:
 
     def below(self, key: str) -> list[OperatorCall]:
         """Return the nested calls that raise when the kernel of this dispatch key runs, this call first."""
-        with Calls() as inside, contextlib.suppress(Exception):
+        with OperatorCalls() as inside, contextlib.suppress(Exception):
             run_kernel(self.func, key, *self.args, **self.kwargs)
         return [self, *(inside.raised.below(key) if inside.raised is not None else ())]
 
 
-class Calls(TorchDispatchMode):
+class OperatorCalls(TorchDispatchMode):
     """Records the last call of each operator, by name, and the last call that raised."""
 
     def __init__(self) -> None:

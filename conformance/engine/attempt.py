@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from conformance.engine.aten_ops import Calls, OperatorCall
+from conformance.engine.aten_ops import OperatorCall, OperatorCalls
 from conformance.engine.executor import Executor, OneCall, Subject, Transform
-from conformance.engine.kernel_tables import Kernel, kernel_of, key_of
+from conformance.engine.kernel_tables import KernelKind, kernel_of, key_of
 from conformance.engine.loading import reference
 from conformance.engine.target import Target
 from conformance.record.errors import UserError
-from conformance.record.missing_ops import Attempt, Outcome
+from conformance.record.missing_ops import Attempt, AttemptOutcome
 from conformance.standalone.moving import MARKER, map_leaves
 from conformance.standalone.observation import Raised, observe
 
@@ -38,23 +38,23 @@ def attempt(name: str, subject: Subject, target: Target) -> Attempt:
     return Attempt(name, outcome, operator, text, time.monotonic() - begin)
 
 
-def _attempt(subject: Subject, target: Target) -> tuple[Outcome, str, str]:
+def _attempt(subject: Subject, target: Target) -> tuple[AttemptOutcome, str, str]:
     of_cpu = Executor(reference()).run(subject).last.error
     if of_cpu is not None:
-        return Outcome.UNTRIED, "", f"torch CPU raises {_described(of_cpu)}"
+        return AttemptOutcome.UNTRIED, "", f"torch CPU raises {_described(of_cpu)}"
     run = Executor(target).run(subject)
     error = run.last.error
     if error is None:
-        return Outcome.WORKS, "", ""
+        return AttemptOutcome.WORKS, "", ""
     if run.unavailable:
-        return Outcome.UNTRIED, "", f"the device has no way to make {run.unavailable}"
+        return AttemptOutcome.UNTRIED, "", f"the device has no way to make {run.unavailable}"
     if run.failed_step is not None and run.failed_step < steps_of(subject):
-        return Outcome.UNTRIED, "", f"{'an earlier step' if run.failed_step else 'the move of the inputs'} fails"
+        return AttemptOutcome.UNTRIED, "", f"{'an earlier step' if run.failed_step else 'the move of the inputs'} fails"
     if not not_implemented(error):
-        return Outcome.FAILS, "", _described(error)
+        return AttemptOutcome.FAILS, "", _described(error)
     operator = confirmed(error, subject, target)
     lacks = bool(operator) and without_kernel(operator, target)
-    return Outcome.LACKING if lacks else Outcome.FAILS, operator, _described(error)
+    return AttemptOutcome.LACKING if lacks else AttemptOutcome.FAILS, operator, _described(error)
 
 
 def steps_of(subject: Subject) -> int:
@@ -77,7 +77,7 @@ def without_kernel(operator: str, target: Target) -> bool:
     """Whether the device has no kernel for the operator, according to the dispatcher's tables. If the tables do not
     cover the device, return True: then the trial alone decides."""
     key = key_of(target)
-    return key is None or kernel_of(operator, key) is Kernel.NONE
+    return key is None or kernel_of(operator, key) is KernelKind.NONE
 
 
 def _described(error: Raised) -> str:
@@ -99,7 +99,7 @@ def _failing(subject: Subject, target: Target) -> list[OperatorCall]:
     of the device, so it has none."""
     if target.facts.transforms_program:
         return []
-    with Calls() as calls, contextlib.suppress(UserError):
+    with OperatorCalls() as calls, contextlib.suppress(UserError):
         Executor(target).run(subject)
     key = key_of(target)
     if calls.raised is None or key is None:
@@ -110,7 +110,7 @@ def _failing(subject: Subject, target: Target) -> list[OperatorCall]:
 
 def _on_cpu(subject: Subject, operator: str) -> list[Alone]:
     """Return the last call of the operator in a run on torch CPU, if there is one."""
-    with Calls() as calls:
+    with OperatorCalls() as calls:
         Executor(reference()).run(subject)
     return [Alone(calls.by_name[operator])] if operator in calls.by_name else []
 

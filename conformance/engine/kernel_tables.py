@@ -23,7 +23,7 @@ OVERRIDEABLE = "_overrideable"
 and torch's composite kernel of it only raises."""
 
 
-class Kernel(StrEnum):
+class KernelKind(StrEnum):
     """The kind of kernel that an operator has on a device."""
 
     OWN = "own"
@@ -40,20 +40,21 @@ def backend_key(tensor: torch.Tensor) -> str | None:
     return keys[0] if keys and keys[0] not in foreign else None
 
 
-def kernel_of(operator: str, key: str) -> Kernel | None:
+def kernel_of(operator: str, key: str) -> KernelKind | None:
     """Return the kind of kernel that runs the operator, such as aten::sum.IntList_out, on the device of this key.
     Return None if torch has no operator of that name."""
     if operator not in torch_compat.operator_names():
         return None
     if torch_compat.has_kernel(operator, key) or torch_compat.has_kernel(operator, f"Autograd{key}"):
-        return Kernel.OWN
+        return KernelKind.OWN
     if torch_compat.has_kernel(operator, "CompositeExplicitAutogradNonFunctional"):
         out = torch_compat.out_form(operator)
-        return Kernel.STRUCTURED if out and torch_compat.has_kernel(out, key) else Kernel.NONE
+        return KernelKind.STRUCTURED if out and torch_compat.has_kernel(out, key) else KernelKind.NONE
     if operator.endswith(OVERRIDEABLE):
-        return Kernel.NONE
+        return KernelKind.NONE
     composite = ("CompositeImplicitAutograd", "CompositeExplicitAutograd")
-    return Kernel.COMPOSITE if any(torch_compat.has_kernel(operator, other) for other in composite) else Kernel.NONE
+    is_composite = any(torch_compat.has_kernel(operator, other) for other in composite)
+    return KernelKind.COMPOSITE if is_composite else KernelKind.NONE
 
 
 @functools.lru_cache

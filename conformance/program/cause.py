@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from conformance.declare.features import FEATURES
-from conformance.engine.aten_ops import Operators
+from conformance.engine.aten_ops import OperatorNames
 from conformance.program.execute import RunningProgram
 from conformance.program.model import Input, Program, Storage
 from conformance.program.reduce import settle
@@ -47,7 +47,7 @@ PLAIN = {"as_strided": ((SLICE,), (SLICE, Step("fill_", (tensor("b"), 7))))}
 
 
 @dataclass(frozen=True)
-class Cause:
+class Blame:
     """The wrong property, one of `finding.PROPERTIES`, and the op or place that is blamed."""
 
     property: str
@@ -57,7 +57,7 @@ class Cause:
         return f"{self.property} / {self.op}"
 
 
-def cause_of(program: Program, verdict: Verdict, fails: Callable[[Program], bool] | None = None) -> Cause:
+def cause_of(program: Program, verdict: Verdict, fails: Callable[[Program], bool] | None = None) -> Blame:
     """Return the cause of a failing verdict on a minimized program.
 
     `fails` runs a program with another write. Without it, the first wrong step itself is blamed; pass None for a
@@ -65,23 +65,23 @@ def cause_of(program: Program, verdict: Verdict, fails: Callable[[Program], bool
     first = _worst(program, verdict)
     wrong = shown_by(first)
     if verdict.call:
-        return Cause(wrong, FURTHER.format(verdict.change))
+        return Blame(wrong, FURTHER.format(verdict.change))
     if verdict.bad_step == 0:
-        return Cause(wrong, MOVE)
+        return Blame(wrong, MOVE)
     named = NAMED.search(first.detail) if wrong in ("error", "not implemented") else None
     if named:
-        return Cause(wrong, named[1])
+        return Blame(wrong, named[1])
     if not program.steps:
-        return Cause(wrong, "no step")
+        return Blame(wrong, "no step")
     at = (verdict.bad_step or len(program.steps)) - 1
     step = program.steps[at]
     op = OPS.get(step.op)
     name = op.call if op is not None and op.family == "errors" else step.op
     if verdict.lazy_only:
         family = op.family if op is not None else name  # the last write is accidental, its family is not
-        return Cause(wrong, f"only together, up to {family}")
+        return Blame(wrong, f"only together, up to {family}")
     if op is None or wrong not in ("value", "aliasing", "error"):
-        return Cause(wrong, name)
+        return Blame(wrong, name)
     written = _written(op, step)
     values = [mismatch for mismatch in verdict.mismatches if mismatch.oracle == "value"]
     spoilt = [mismatch.where.partition("[")[0] for mismatch in values]
@@ -93,8 +93,8 @@ def cause_of(program: Program, verdict: Verdict, fails: Callable[[Program], bool
         view = next(filter(None, (_maker(program, at, name) for name in (*spoilt, *written))), None)
         others = (other for name in written for other in _other_writes(program, at, name))
         if view is not None and any(map(fails, others)):
-            return Cause("error" if wrong == "error" else "aliasing", view.op)
-    return Cause(wrong, name)
+            return Blame("error" if wrong == "error" else "aliasing", view.op)
+    return Blame(wrong, name)
 
 
 def plainer(program: Program, verdict: Verdict, fails: Callable[[Program], bool]) -> Program | None:
@@ -119,7 +119,7 @@ def plainer(program: Program, verdict: Verdict, fails: Callable[[Program], bool]
 
 def _operators(program: Program, at: int) -> set[str]:
     """Return the operators that torch CPU calls in this step."""
-    noted, running = Operators(), RunningProgram(program)
+    noted, running = OperatorNames(), RunningProgram(program)
     if running.run(program.steps[:at]):
         with noted:
             running.run([program.steps[at]])  # if it raises, the operators before the error count

@@ -25,7 +25,7 @@ from conformance.program.steps.table import OPS
 from conformance.record.sentences import sentence
 from conformance.standalone.moving import storage_key
 from conformance.standalone.oracles import Mismatch
-from conformance.standalone.script import Bug, bare, carried, judged, render
+from conformance.standalone.script import ScriptBody, bare, carried, judged, render
 from conformance.standalone.tensor_source import NoSource, input_lines
 
 ATTEMPT = """
@@ -95,7 +95,7 @@ def script(
     if other is not None:
         text += "\n\n" + source(other.program, attempts=attempts, also=also, name="related", numbers=other.numbers)
     more = [*_earlier_calls(program, make, target.facts.on), *([after + CALLED] if after else [])]
-    bug = Bug(
+    bug = ScriptBody(
         [
             *["import numpy"] * ("numpy." in text + after),
             *["import uuid"] * program.restarts,

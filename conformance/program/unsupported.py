@@ -14,7 +14,7 @@ import torch
 
 from conformance.declare.declaration import unknown
 from conformance.declare.features import FEATURES
-from conformance.engine.aten_ops import Operators, Tagged
+from conformance.engine.aten_ops import OperatorNames, Tagged
 from conformance.engine.facts import TargetFacts
 from conformance.engine.kernel_tables import lacking
 from conformance.engine.target import Target
@@ -175,7 +175,7 @@ def operators_of(program: Program, steps: Iterable[Step]) -> Collection[str]:
     """Return the dispatcher's operators that these steps call on torch CPU, from the program's inputs. The run stops
     at an undeclared error."""
     running = RunningProgram(program)
-    with Operators() as operators:
+    with OperatorNames() as operators:
         running.run(steps)
     return operators.names
 

@@ -15,7 +15,7 @@ DECLARED = "lacking"
 reverse. It is no op_db case."""
 
 
-class Outcome(StrEnum):
+class AttemptOutcome(StrEnum):
     """The outcome of one trial of an OpInfo or a step."""
 
     WORKS = "works"
@@ -33,7 +33,7 @@ class Attempt:
     """One trial of the OpInfo or step `name`: the outcome, the missing operator, the error's text, and the time."""
 
     name: str
-    outcome: Outcome
+    outcome: AttemptOutcome
     operator: str = ""
     said: str = ""
     seconds: float = 0.0

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from conformance.declare import profile as profiles
 from conformance.declare.profile import Contradiction
 from conformance.record import result as model
-from conformance.record.missing_ops import Attempt, Outcome
+from conformance.record.missing_ops import Attempt, AttemptOutcome
 from conformance.record.shortfall import MINUTES, Shortfall
 from conformance.run.isolation import PlacedPool
 from conformance.run.messages import COMPILING, Death, ExitReason, Task
@@ -59,14 +59,14 @@ def trials(pool: PlacedPool, tasks: Sequence[Task], seconds: float) -> Iterator[
             if answer.reason is ExitReason.CRASH and tries[ended.name] <= RETRIES:
                 pool.submit(ended)
                 continue
-            yield Attempt(ended.name, Outcome.DIED, said=answer.said)
+            yield Attempt(ended.name, AttemptOutcome.DIED, said=answer.said)
         elif answer.error is not None:
-            yield Attempt(ended.name, Outcome.FAILS, said=f"{type(answer.error).__name__}: {answer.error}"[:200])
+            yield Attempt(ended.name, AttemptOutcome.FAILS, said=f"{type(answer.error).__name__}: {answer.error}"[:200])
         else:
             yield answer.value
         del left[ended.name]
     for name in left:
-        yield Attempt(name, Outcome.UNTRIED, said=LATE)
+        yield Attempt(name, AttemptOutcome.UNTRIED, said=LATE)
 
 
 Plainest = Callable[["Target", str], "Subject | str"]
@@ -86,7 +86,7 @@ def trial(spec: str, plainest: Plainest, name: str) -> Attempt:
     target = loaded(spec)
     subject = plainest(target, name)
     if isinstance(subject, str):
-        return Attempt(name, Outcome.UNTRIED, said=subject)
+        return Attempt(name, AttemptOutcome.UNTRIED, said=subject)
     with unit(name):
         step(name, COMPILING)  # the first kernel is compiled here
         return attempt(name, subject, target)
@@ -108,7 +108,11 @@ def contradictions(
         if operators is None or operator in operators
     ]
     tasks = [task(spec, plainest, some[0]) for some in names if some]
-    words = {Outcome.WORKS: "works", Outcome.FAILS: "is there and fails otherwise", Outcome.DIED: "ends its process"}
+    words = {
+        AttemptOutcome.WORKS: "works",
+        AttemptOutcome.FAILS: "is there and fails otherwise",
+        AttemptOutcome.DIED: "ends its process",
+    }
     found, notes = profile.contradicted(session.seen)
     if not tasks:
         return found, notes
@@ -125,7 +129,7 @@ def contradictions(
     if late:
         limit = MINUTES if seconds < BUDGET else f"{BUDGET:g} s"
         session.not_judged.append(Shortfall("trials of what the profile declares lacking", late, len(tried), limit))
-    untried = sum(result.outcome is Outcome.UNTRIED for result in tried) - late
+    untried = sum(result.outcome is AttemptOutcome.UNTRIED for result in tried) - late
     if untried:
         notes = [f"{untried} of {len(tried)} trials of what is declared lacking could not be made.", *notes]
     return found, notes

@@ -15,21 +15,21 @@ from conformance.record.errors import UsageError
 from conformance.run import options
 from conformance.run.session import Source
 from conformance.run.session import main as run_command
-from conformance.sources.accuracy.__main__ import Accuracy
+from conformance.sources.accuracy.__main__ import AccuracyCases
 from conformance.sources.fuzzing import command as fuzzing
 from conformance.sources.models import __main__ as models
 from conformance.sources.models.__main__ import Models
 from conformance.sources.opinfo import runner as opinfo
 from conformance.sources.opinfo.plan import plan_complete_test
-from conformance.sources.sizes.__main__ import Sizes
+from conformance.sources.sizes.__main__ import SizesCases
 
 MINUTES = 10.0
 PARTS: dict[str, Callable[[], Source]] = {
     opinfo.OpDb.stem: functools.partial(opinfo.OpDb, plan_complete_test),
-    **{source.stem: source for source in (Accuracy, Sizes, Models, fuzzing.Programs)},
+    **{source.stem: source for source in (AccuracyCases, SizesCases, Models, fuzzing.Programs)},
 }
 """The parts of a complete test, in the order in which they run. Drawn programs take the time that the others leave."""
-WITH_REFERENCE = {Accuracy.stem, Sizes.stem, Models.stem}
+WITH_REFERENCE = {AccuracyCases.stem, SizesCases.stem, Models.stem}
 """Parts that need the answers of torch CPU, and run only with `--all` or `--only`."""
 FLAGS = ("target", "oracle", "only", "all", "seed", "programs", "minutes", *options.LIMITS, "strict", "check-scripts",
          "also-on", "reports", "update-expectations", "fail-on-torch-bugs", *options.PLACE)  # fmt: skip

@@ -122,7 +122,7 @@ FLAGS = {
 """The expression that prints a layout flag, by the flag's word in `contiguity`."""
 
 
-class Bug(NamedTuple):
+class ScriptBody(NamedTuple):
     """The part of a script that is specific to the bug.
 
     `functions` are functions that the calls use. `inputs` are the lines that make the inputs (named `given`) and return
@@ -141,7 +141,7 @@ class Bug(NamedTuple):
 
 
 def render(
-    bug: Bug,
+    bug: ScriptBody,
     setup: str,
     about: str,
     mismatch: Mismatch | None,
@@ -258,7 +258,9 @@ def _tried(lines: Sequence[str]) -> str:
     )
 
 
-def _both(bug: Bug, setup: str, mismatch: Mismatch | None, options: Collection[str], pushes: bool) -> Iterator[str]:
+def _both(
+    bug: ScriptBody, setup: str, mismatch: Mismatch | None, options: Collection[str], pushes: bool
+) -> Iterator[str]:
     """Yield the lines that make the calls on both sides and print the answer that differs."""
     run, on, label = "program", "device", "device"
     if bug.relation:
@@ -313,7 +315,7 @@ def _both(bug: Bug, setup: str, mismatch: Mismatch | None, options: Collection[s
         yield "print_on(DEVICE)"
 
 
-def _of_all(bug: Bug, mismatch: Mismatch | None) -> bool:
+def _of_all(bug: ScriptBody, mismatch: Mismatch | None) -> bool:
     """Whether the mismatch is about no single answer: an error of the whole run, or of a step that should give an
     answer."""
     if mismatch is None or mismatch.where in ("the whole run", "the error"):

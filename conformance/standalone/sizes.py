@@ -1,9 +1,9 @@
 """One call on one side: its peak memory, its seconds, and its answers in a form of small, fixed size.
 
-Defines `measured`, `Side` and `faults`; scripts of findings carry the source of these functions. Answers are read chunk
-by chunk within the measured time, so a lazy device computes there, and no copy of a whole answer is stored. For exact
-answers, `Answer` stores a checksum of each chunk and the elements at the edges, where an index overflows. For rounded
-answers, it stores the errors from the answer in float64.
+Defines `measured`, `MeasuredCall` and `faults`; scripts of findings carry the source of these functions. Answers are
+read chunk by chunk within the measured time, so a lazy device computes there, and no copy of a whole answer is stored.
+For exact answers, `AnswerSummary` stores a checksum of each chunk and the elements at the edges, where an index
+overflows. For rounded answers, it stores the errors from the answer in float64.
 
 The peak is the kernel's own high-water mark of resident memory (VmHWM), reset before the call. It does not count memory
 that is reserved and never touched, memory of other processes such as a compiler, and memory of an accelerator.
@@ -49,7 +49,7 @@ def pattern(count: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
 
 
 @dataclass
-class Answer:
+class AnswerSummary:
     """One result tensor of a call.
 
     For an exact answer, `chunks` holds (checksum, first, last) for each `CHUNK` elements. For a rounded answer, `error`
@@ -67,7 +67,7 @@ class Answer:
 
 
 @dataclass
-class Side:
+class MeasuredCall:
     """Costs and answers of a call on one side.
 
     `peak` is the peak in bytes above the level before the call, `stays` the bytes that remain while its results are
@@ -80,7 +80,7 @@ class Side:
     inputs: int
     results: int
     seconds: float
-    answers: dict[str, Answer]
+    answers: dict[str, AnswerSummary]
 
     @property
     def held(self) -> int:
@@ -135,9 +135,9 @@ def results_of(program: Callable[..., Any], inputs: Mapping[str, Any], backward:
     return {f"gradient of {name}": x for name, x in zip(wanted, grads, strict=True)}
 
 
-def read(x: torch.Tensor, exact: torch.Tensor | None) -> Answer:
+def read(x: torch.Tensor, exact: torch.Tensor | None) -> AnswerSummary:
     """Read an answer chunk by chunk; `exact` is the float64 answer of a rounded one."""
-    result, flat = Answer(str(x.dtype), tuple(x.shape)), x.detach().reshape(-1)
+    result, flat = AnswerSummary(str(x.dtype), tuple(x.shape)), x.detach().reshape(-1)
     count = flat.numel()
     if exact is not None and tuple(exact.shape) == result.shape and count:
         largest = max(float(part.abs().max()) for part in exact.reshape(-1).split(CHUNK))
@@ -170,7 +170,7 @@ def measured(
     backward: bool,
     exact: Exact,
     settle: Callable[[], None] = lambda: None,
-) -> Side:
+) -> MeasuredCall:
     """Make the call, wait for the device with `settle`, and read its answers."""
     inputs = storage_bytes(arguments)
     before, begin = begin_peak(), time.perf_counter()
@@ -180,7 +180,7 @@ def measured(
     seconds, peak = time.perf_counter() - begin, resident("VmHWM")
     results = sum(storage_bytes(outputs, tuple(inputs)).values())
     gc.collect()
-    return Side(peak - before, resident() - before, sum(inputs.values()), results, seconds, answers)
+    return MeasuredCall(peak - before, resident() - before, sum(inputs.values()), results, seconds, answers)
 
 
 def exact_answers(program: Callable[..., Any], inputs: Mapping[str, Any], backward: bool) -> Exact:
@@ -190,7 +190,7 @@ def exact_answers(program: Callable[..., Any], inputs: Mapping[str, Any], backwa
     return {name: x.detach() for name, x in results.items() if x.is_floating_point()}
 
 
-def faults(cpu: Side, got: Side) -> list[tuple[str, str, str, str, str]]:
+def faults(cpu: MeasuredCall, got: MeasuredCall) -> list[tuple[str, str, str, str, str]]:
     """Return the target's differences as (oracle, where, expected, actual, detail)."""
     result, most = [], allowed(cpu.held, cpu.peak)
     for name, want in cpu.answers.items():
@@ -215,7 +215,7 @@ def faults(cpu: Side, got: Side) -> list[tuple[str, str, str, str, str]]:
     return result
 
 
-def differing_chunks(name: str, want: Answer, have: Answer) -> list[tuple[str, str, str, str, str]]:
+def differing_chunks(name: str, want: AnswerSummary, have: AnswerSummary) -> list[tuple[str, str, str, str, str]]:
     """Return a list with the first chunk of an exact answer that differs, or an empty list."""
     pairs = zip(want.chunks, have.chunks, strict=True)
     wrong = [number for number, (expected, actual) in enumerate(pairs) if expected != actual]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from conformance.engine.attempt import named, not_implemented
-from conformance.engine.kernel_tables import Kernel, backend_key, kernel_of
+from conformance.engine.kernel_tables import KernelKind, backend_key, kernel_of
 from conformance.standalone import torch_compat
 from conformance.standalone.observation import Raised
 
@@ -14,16 +14,16 @@ from conformance.standalone.observation import Raised
 @pytest.mark.parametrize(
     ("operator", "key", "kernel"),
     [
-        ("aten::add.out", "CPU", Kernel.OWN),
-        ("aten::add.out", "Vulkan", Kernel.NONE),
-        ("aten::add.Tensor", "Vulkan", Kernel.NONE),
-        ("aten::squeeze", "Vulkan", Kernel.COMPOSITE),
-        ("aten::matmul", "Vulkan", Kernel.COMPOSITE),
+        ("aten::add.out", "CPU", KernelKind.OWN),
+        ("aten::add.out", "Vulkan", KernelKind.NONE),
+        ("aten::add.Tensor", "Vulkan", KernelKind.NONE),
+        ("aten::squeeze", "Vulkan", KernelKind.COMPOSITE),
+        ("aten::matmul", "Vulkan", KernelKind.COMPOSITE),
         ("aten::no_such_operator", "Vulkan", None),
-        ("aten::convolution_overrideable", "Vulkan", Kernel.NONE),  # torch's only kernel for it raises
+        ("aten::convolution_overrideable", "Vulkan", KernelKind.NONE),  # torch's only kernel for it raises
     ],
 )
-def test_kernel_of(operator: str, key: str, kernel: Kernel | None) -> None:
+def test_kernel_of(operator: str, key: str, kernel: KernelKind | None) -> None:
     assert kernel_of(operator, key) is kernel
 
 
@@ -33,11 +33,11 @@ def test_a_structured_operator_runs_by_its_out_form() -> None:
     library = torch.library.Library("aten", "IMPL")
     try:
         library.impl("erfinv.out", lambda x, *, out: out, "Vulkan")
-        assert kernel_of("aten::erfinv", "Vulkan") is Kernel.STRUCTURED
-        assert kernel_of("aten::erfinv_", "Vulkan") is Kernel.STRUCTURED
+        assert kernel_of("aten::erfinv", "Vulkan") is KernelKind.STRUCTURED
+        assert kernel_of("aten::erfinv_", "Vulkan") is KernelKind.STRUCTURED
     finally:
         library._destroy()
-    assert kernel_of("aten::erfinv", "Vulkan") is Kernel.NONE
+    assert kernel_of("aten::erfinv", "Vulkan") is KernelKind.NONE
 
 
 @pytest.mark.parametrize(

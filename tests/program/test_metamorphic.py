@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from conformance.declare import profile
-from conformance.engine.aten_ops import Operators
+from conformance.engine.aten_ops import OperatorNames
 from conformance.engine.loading import load_target
 from conformance.engine.target import Target
 from conformance.program.calls import judge_program
@@ -94,7 +94,7 @@ class TestRewrites:
         """No mode sees the operators of a derivative. Regression test: a nested transform under a dispatch mode ended
         the process within some hundred programs."""
         det = program(Step("transformed:exp", ("exp", "jvp(jvp)", 0.5, A), out=("c",)), Step("neg", (A,), out=("d",)))
-        with Operators() as seen:
+        with OperatorNames() as seen:
             assert RunningProgram(det).run(det.steps)
         assert "aten::neg" in seen.names and "aten::exp" not in seen.names
 

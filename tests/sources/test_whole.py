@@ -57,10 +57,10 @@ class TestTest:
 
     def test_all(self, tmp_path: Path, few, monkeypatch) -> None:
         """`--all` also measures accuracy and sizes, and runs recorded models; the page has their tables."""
-        from conformance.sources.accuracy.__main__ import Accuracy
-        from conformance.sources.sizes.__main__ import Sizes
+        from conformance.sources.accuracy.__main__ import AccuracyCases
+        from conformance.sources.sizes.__main__ import SizesCases
 
-        for source, ops in ((Accuracy, ["sin"]), (Sizes, ["*small*"])):
+        for source, ops in ((AccuracyCases, ["sin"]), (SizesCases, ["*small*"])):
             cases = source.cases
 
             def narrowed(self, args, cases=cases, ops=ops):

@@ -1,7 +1,7 @@
 """The command `conformance accuracy`: the errors of a target and of torch CPU, side by side.
 
-Defines `Accuracy`, the source of its cases. A worker with limits measures each case, so a crash of the device is one
-finding.
+Defines `AccuracyCases`, the source of its cases. A worker with limits measures each case, so a crash of the device is
+one finding.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from conformance.run.session import Session, usual
 from conformance.run.session import main as run_command
 from conformance.sources.accuracy import table, tasks
 from conformance.sources.accuracy.running import FLAGS, Job, MeasuredCases
-from conformance.sources.accuracy.table import DIRECTIONS, DTYPES, Case
+from conformance.sources.accuracy.table import DIRECTIONS, DTYPES, AccuracyCase
 
 TOLERANCES = "accuracy-tolerances.toml"
 """The file of proposed tolerances, below --reports."""
 
 
-class Accuracy(MeasuredCases):
+class AccuracyCases(MeasuredCases):
     """The source of the table's operators, in dtypes and directions."""
 
     title = "accuracy"
@@ -33,7 +33,7 @@ class Accuracy(MeasuredCases):
     proposed: Sequence[DeclaredTolerance] = ()
     job = Job(tasks.described, tasks.run, tasks.MODULES)
 
-    def cases(self, args: argparse.Namespace) -> tuple[list[Case], list[str]]:
+    def cases(self, args: argparse.Namespace) -> tuple[list[AccuracyCase], list[str]]:
         """See `MeasuredCases.cases`."""
         dtypes = options.chosen(args.dtype or ["float32"], DTYPES, "dtype")
         variants = options.chosen(args.variant or ["all"], DIRECTIONS, "variant")
@@ -87,9 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "times torch CPU's is a finding."
     )
     values = {"variant": ", ".join(DIRECTIONS)}
-    defaults = usual(Accuracy.usual, ACCURACY, variant="all", dtype=f"float32; of {', '.join(DTYPES)}")
+    defaults = usual(AccuracyCases.usual, ACCURACY, variant="all", dtype=f"float32; of {', '.join(DTYPES)}")
     parser = options.parser(f"conformance {ACCURACY}", about, FLAGS, defaults, values)
-    return run_command(parser, arguments, lambda args: [Accuracy()])
+    return run_command(parser, arguments, lambda args: [AccuracyCases()])
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from conformance.record.footprint import HELD_TIMES
 from conformance.run.worker import peak_memory
 from conformance.sources.accuracy import reference
 from conformance.sources.accuracy.outcomes import Raises, Unmeasured, raised_on_cpu, require_answer, short_of_memory
-from conformance.sources.accuracy.table import AccuracyRow, Case
+from conformance.sources.accuracy.table import AccuracyCase, AccuracyRow
 from conformance.standalone.accuracy import SEED, answers, errors, rms, widened_inputs
 from conformance.standalone.observation import Raised, observe
 
@@ -31,7 +31,7 @@ Exact = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True)
-class Part:
+class MeasuredAnswer:
     """Measurement of one answer: the errors, and the index of the target's largest error.
 
     At that index, it holds the arguments (of an elementary function), the exact number, torch CPU's and the target's.
@@ -49,10 +49,10 @@ class Part:
 
 
 @dataclass
-class Measured:
+class AccuracySubject:
     """The executor's subject: a case's call on its inputs, observed only by its answers."""
 
-    case: Case
+    case: AccuracyCase
     arguments: dict[str, torch.Tensor]
     program: Callable[..., Any]
 
@@ -87,7 +87,7 @@ def built(row: AccuracyRow) -> tuple[Callable[..., Any], Callable[[], dict[str, 
     return names["program"], names["inputs"]
 
 
-def measure(case: Case, target: Target, watch: Watch = no_watch) -> list[Part]:
+def measure(case: AccuracyCase, target: Target, watch: Watch = no_watch) -> list[MeasuredAnswer]:
     """Return all measurements of the case, the worst first. Raises Unmeasured, Raises, and TargetError."""
     row, dtype = case.row, getattr(torch, case.dtype)
     program, inputs = built(row)
@@ -101,12 +101,12 @@ def measure(case: Case, target: Target, watch: Watch = no_watch) -> list[Part]:
         }
     else:
         columns = widened_inputs(inputs(), dtype)
-    subject = Measured(case, columns, program)
+    subject = AccuracySubject(case, columns, program)
     exact, cpu = _exact(subject), _on_cpu(subject)
     short = short_of_memory(HELD_TIMES * peak_memory())
     execution = Executor(target).run(subject, watch=watch)
     require_answer(execution, short)
-    parts: list[Part] = []
+    parts: list[MeasuredAnswer] = []
     for name, (high, low) in exact.items():
         seen = execution.last.tensors.get(name)
         if seen is None or name not in cpu or seen.shape != tuple(high.shape):
@@ -123,7 +123,7 @@ def _copied(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: x.clone() for name, x in inputs.items()}
 
 
-def _exact(subject: Measured) -> Exact:
+def _exact(subject: AccuracySubject) -> Exact:
     row, inputs = subject.case.row, subject.arguments
     if row.exact:
         values = list(inputs.values())
@@ -134,7 +134,7 @@ def _exact(subject: Measured) -> Exact:
     return {name: (x.detach(), torch.zeros_like(x)) for name, x in wide.items()}
 
 
-def _on_cpu(subject: Measured) -> dict[str, torch.Tensor]:
+def _on_cpu(subject: AccuracySubject) -> dict[str, torch.Tensor]:
     """Return torch CPU's answers. Raises Unmeasured."""
     try:
         return {name: x.detach() for name, x in subject.on(_copied(subject.arguments), subject.program).items()}
@@ -143,7 +143,7 @@ def _on_cpu(subject: Measured) -> dict[str, torch.Tensor]:
 
 
 def _compared(
-    subject: Measured,
+    subject: AccuracySubject,
     name: str,
     kind: str,
     arguments: list[torch.Tensor],
@@ -151,7 +151,7 @@ def _compared(
     low: torch.Tensor,
     cpu: torch.Tensor,
     got: torch.Tensor,
-) -> Iterator[Part]:
+) -> Iterator[MeasuredAnswer]:
     """Yield the measurement of these answers, if any point can be measured.
 
     Points are excluded where torch CPU has no finite answer. They are also excluded where the exact answer is no normal
@@ -174,4 +174,4 @@ def _compared(
     errors_found = (float(off.max()), float(usual.max()), rms(off), rms(usual))
     accuracy = Accuracy(label, *errors_found, place, len(where))
     numbers = (float(high[worst]), float(low[worst])), float(cpu[worst]), float(got[worst])
-    yield Part(accuracy, name, subject.wanted, index, tuple(at), *numbers)
+    yield MeasuredAnswer(accuracy, name, subject.wanted, index, tuple(at), *numbers)

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from conformance.record.accuracy import limit
 from conformance.record.result import Failure
 from conformance.record.sentences import sentence
-from conformance.sources.accuracy.measure import Part
-from conformance.sources.accuracy.table import Case
+from conformance.sources.accuracy.measure import MeasuredAnswer
+from conformance.sources.accuracy.table import AccuracyCase
 from conformance.standalone.accuracy import SEED
 from conformance.standalone.script import carried, defined, inert
 
@@ -23,7 +23,7 @@ LENGTH = 1003
 MARKER = "# The errors in ulp: exit code 1 where the target's is beyond what is allowed beside torch CPU's."
 
 
-def standalone(case: Case, setup: str, part: Part, wanted: Sequence[str], failure: Failure) -> str:
+def standalone(case: AccuracyCase, setup: str, part: MeasuredAnswer, wanted: Sequence[str], failure: Failure) -> str:
     """Return the script; if the target's error exceeds the limit, it reports the `failure` and its exit code is 1, else
     0.
 

@@ -1,7 +1,7 @@
 """Table of ops: the call, its inputs and their sizes, and the exact answer.
 
-Defines `AccuracyRow`, `Case`, `load` and `select`. A row is text that becomes one Python program. The worker runs this
-program and a finding's script shows it, so the two cannot differ. This module must not import torch.
+Defines `AccuracyRow`, `AccuracyCase`, `load` and `select`. A row is text that becomes one Python program. The worker
+runs this program and a finding's script shows it, so the two cannot differ. This module must not import torch.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class OfRow(Named):
 
 
 @dataclass(frozen=True)
-class Case(OfRow):
+class AccuracyCase(OfRow):
     """One row in one dtype, forward or backward."""
 
     row: AccuracyRow
@@ -114,7 +114,7 @@ def _row(name: str, family: str, data: dict[str, Any]) -> AccuracyRow:
     return AccuracyRow(name, family, **known, inputs=data)
 
 
-def select(ops: Sequence[str], dtypes: Sequence[str], variants: Sequence[str]) -> list[Case]:
+def select(ops: Sequence[str], dtypes: Sequence[str], variants: Sequence[str]) -> list[AccuracyCase]:
     """Return the cases of these globs of ops (empty: all), in each dtype and direction that the row supports.
 
     Only elementary functions have float64 cases. Raises UsageError for a glob without a match, and if no case remains.
@@ -126,7 +126,7 @@ def select(ops: Sequence[str], dtypes: Sequence[str], variants: Sequence[str]) -
             hint = f" ({why})" if why else nearest(glob, [row.name for row in rows])
             raise UsageError(f"no op in the table of accuracy matches {glob!r}{hint}")
     cases = [
-        Case(row, dtype, variant)
+        AccuracyCase(row, dtype, variant)
         for row in rows
         if not ops or any(fnmatch.fnmatchcase(row.name, glob) for glob in ops)
         for dtype in dtypes

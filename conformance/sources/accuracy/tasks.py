@@ -18,11 +18,11 @@ from conformance.record.result import LONGEST_TEXT, Failure, Outcome, Result
 from conformance.record.sentences import sentence
 from conformance.run.messages import COMPILING
 from conformance.run.worker import loaded, step, unit
-from conformance.sources.accuracy.table import Case, OfRow
+from conformance.sources.accuracy.table import AccuracyCase, OfRow
 
 if TYPE_CHECKING:
     from conformance.engine.target import Target
-    from conformance.sources.accuracy.measure import Part
+    from conformance.sources.accuracy.measure import MeasuredAnswer
 
 TARGET = "target"
 """Step of a worker that runs the target."""
@@ -51,7 +51,7 @@ def environment_of(under_test: Target) -> tuple[dict[str, str], tuple[str, ...] 
     return environment, None if held is None else tuple(str(dtype).removeprefix("torch.") for dtype in held)
 
 
-def run(target: str, case: Case) -> Result:
+def run(target: str, case: AccuracyCase) -> Result:
     """Return the case's result."""
     from conformance.sources.accuracy.measure import measure
 
@@ -97,7 +97,7 @@ def judged_by(
     return result.replace(seconds=time.perf_counter() - begin)
 
 
-def _judged(case: Case, setup: str, parts: Sequence[Part]) -> Result:
+def _judged(case: AccuracyCase, setup: str, parts: Sequence[MeasuredAnswer]) -> Result:
     from conformance.sources.accuracy.script import standalone
 
     worst = parts[0]

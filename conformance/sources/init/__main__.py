@@ -18,7 +18,7 @@ from conformance.declare import profile as profiles
 from conformance.program.steps.table import FAMILY_OF
 from conformance.record.errors import UsageError
 from conformance.record.files import write_atomic
-from conformance.record.missing_ops import Outcome
+from conformance.record.missing_ops import AttemptOutcome
 from conformance.record.names import without_features
 from conformance.record.result import counted
 from conformance.report import terminal
@@ -71,14 +71,14 @@ def init(args: argparse.Namespace, words: Sequence[str]) -> int:
         )
     if investigation.probe is not None:
         terminal.probed(console, args.target, investigation.probe)
-    late = sum(trial.said == LATE for trial in investigation.of(Outcome.UNTRIED))
+    late = sum(trial.said == LATE for trial in investigation.of(AttemptOutcome.UNTRIED))
     written = investigation.profile(environment, args.memory, args.output)
     head = [
         "How conformance loads this target, and what it lacks; written by",
         f"{shlex.join(['conformance', 'init', *words])}",
         f"with {', '.join(f'{name} {value}' for name, value in investigation.environment.items())}.",
         "What is declared lacking is not run, but tried once in each run: what works then is reported.",
-        *(f"{DEATHS.capitalize()}: {trial.name} ({trial.said})." for trial in investigation.of(Outcome.DIED)),
+        *(f"{DEATHS.capitalize()}: {trial.name} ({trial.said})." for trial in investigation.of(AttemptOutcome.DIED)),
         *([f"{late} of {len(investigation.trials)} trials had no time: nothing is declared of them."] if late else []),
     ]
     write_atomic(args.output, profiles.dumps(written, head))
@@ -96,23 +96,24 @@ MOST_NAMED = 20
 
 def sentences(investigation: Investigation) -> list[str]:
     """Return the results of the trials in words."""
-    counts = {outcome: len(investigation.of(outcome)) for outcome in Outcome}
+    counts = {outcome: len(investigation.of(outcome)) for outcome in AttemptOutcome}
     lines = [
-        f"of {len(investigation.trials)} trials {counts[Outcome.WORKS]} work, {counts[Outcome.LACKING]} lack a kernel, "
-        f"{counts[Outcome.FAILS]} fail though they have one, {counts[Outcome.DIED]} end their process, and "
-        f"{counts[Outcome.UNTRIED]} were not made; only those that lack a kernel are declared"
+        f"of {len(investigation.trials)} trials {counts[AttemptOutcome.WORKS]} work, "
+        f"{counts[AttemptOutcome.LACKING]} lack a kernel, {counts[AttemptOutcome.FAILS]} fail though they have one, "
+        f"{counts[AttemptOutcome.DIED]} end their process, and {counts[AttemptOutcome.UNTRIED]} were not made; "
+        "only those that lack a kernel are declared"
     ]
-    lines += [f"{DEATHS}: {trial.name} {trial.said}" for trial in investigation.of(Outcome.DIED)]
-    failing = investigation.of(Outcome.FAILS)
+    lines += [f"{DEATHS}: {trial.name} {trial.said}" for trial in investigation.of(AttemptOutcome.DIED)]
+    failing = investigation.of(AttemptOutcome.FAILS)
     lines += [f"fails, which is a finding: {trial.name}: {trial.said}" for trial in failing[:MOST_NAMED]]
     if failing[MOST_NAMED:]:
         lines.append(f"and {len(failing) - MOST_NAMED} more fail: conformance opinfo and conformance fuzz show them")
     reasons: dict[str, list[str]] = {}
-    for trial in investigation.of(Outcome.UNTRIED):
+    for trial in investigation.of(AttemptOutcome.UNTRIED):
         if trial.said != LATE:
             reasons.setdefault(trial.said, []).append(trial.name)
     lines += [f"not made, since {reason}: {', '.join(names)}" for reason, names in reasons.items()]
-    late = [trial for trial in investigation.of(Outcome.UNTRIED) if trial.said == LATE]
+    late = [trial for trial in investigation.of(AttemptOutcome.UNTRIED) if trial.said == LATE]
     if late:
         why = "interrupted, so" if investigation.interrupted else "had no time, so"
         lines.append(f"{counted(len(late), 'trial')} {why} nothing is declared of them: give more --minutes")

@@ -22,7 +22,7 @@ from conformance.declare.profile import OPTIONS, Profile
 from conformance.engine.loading import describe_target
 from conformance.program.steps.table import OPS
 from conformance.program.unsupported import check_declarations, unsupported_steps
-from conformance.record.missing_ops import Attempt, Outcome
+from conformance.record.missing_ops import Attempt, AttemptOutcome
 from conformance.record.names import DTYPES
 from conformance.report.escape import escape_control_characters
 from conformance.run import signals
@@ -54,7 +54,7 @@ class Investigation:
     interrupted: int = 0
     """Number of the signal that ended it, or 0; trials not made by then are reported as "not tried"."""
 
-    def of(self, outcome: Outcome) -> list[Attempt]:
+    def of(self, outcome: AttemptOutcome) -> list[Attempt]:
         """Return the trials with this outcome."""
         return [trial for trial in self.trials.values() if trial.outcome is outcome]
 
@@ -62,7 +62,7 @@ class Investigation:
         """Return the profile with these results."""
         by_operator: dict[str, dict[str, list[Attempt]]] = defaultdict(lambda: {kind: [] for kind in KINDS})
         for (kind, _), trial in self.trials.items():
-            if trial.outcome is Outcome.LACKING:
+            if trial.outcome is AttemptOutcome.LACKING:
                 by_operator[trial.operator][kind].append(trial)
         declarations = _of_probe(self.probe) if self.probe else []
         for operator, kinds in sorted(by_operator.items()):
@@ -121,7 +121,7 @@ def investigate(
         for kind in KINDS:
             console.print(f"{len(todo[kind])} {'ops of op_db' if kind == 'opinfos' else 'steps'} to be tried")
             for one in todo[kind]:
-                result.trials[kind, one.name] = Attempt(one.name, Outcome.UNTRIED, said=LATE)
+                result.trials[kind, one.name] = Attempt(one.name, AttemptOutcome.UNTRIED, said=LATE)
             left = SHARE[kind] * seconds - (time.monotonic() - begin)
             _try(result, kind, trials(pool, todo[kind], max(left, 1.0)), console)
     except KeyboardInterrupt:
@@ -138,8 +138,8 @@ def _try(investigation: Investigation, kind: str, stream: Iterator[Attempt], con
     last = time.monotonic()
     for done, trial in enumerate(stream, 1):
         investigation.trials[kind, trial.name] = trial
-        if trial.outcome is Outcome.DIED:
+        if trial.outcome is AttemptOutcome.DIED:
             console.print(f"{trial.name} {escape_control_characters(trial.said)}")
         if time.monotonic() - last >= 10:
             last = time.monotonic()
-            console.print(f"{done} {kind} tried, {len(investigation.of(Outcome.LACKING))} without a kernel")
+            console.print(f"{done} {kind} tried, {len(investigation.of(AttemptOutcome.LACKING))} without a kernel")

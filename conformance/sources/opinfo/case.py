@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from conformance.engine.aten_ops import AtenOps, Operators, Tagged
+from conformance.engine.aten_ops import AtenOps, OperatorNames, Tagged
 from conformance.engine.executor import Execution, Executor, Watch
 from conformance.engine.judge import bounded, exceeding, judge
 from conformance.engine.kernel_tables import lacking
@@ -349,7 +349,7 @@ def _undeclared(target: Target, call: SampleCall) -> str:
     if missing:
         return f"the target declares that it does not hold {', '.join(missing)}"
     if target.facts.profile is not None and target.facts.profile.operators:
-        operator = lacking(_under(Operators(), call).names, target)
+        operator = lacking(_under(OperatorNames(), call).names, target)
         if operator:
             return f"the target's profile declares that it lacks {operator}"
     for trait in traits & {*TAGGED}:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from conformance.record.names import DIFFERENTIATED, ORACLES, SPECIALS_BACKWARD, TIERS
 from conformance.sources.opinfo.arguments import Origin, written
 from conformance.sources.opinfo.plan import ADDING_UP, Case, takes_specials
-from conformance.standalone.script import Bug, carried, defined, judged, render
+from conformance.standalone.script import ScriptBody, carried, defined, judged, render
 
 if TYPE_CHECKING:
     from conformance.standalone.oracles import Mismatch
@@ -75,7 +75,7 @@ def from_op_db(
     wrapped = [f"def call(program, given): return {_processed(around)}"] if processed else []
     text = "\n".join([*inputs, *wrapped, f"{around}("])
     helpers = [name for name in HELPERS if f"{name}(" in text]
-    bug = Bug(
+    bug = ScriptBody(
         [
             _sampled(case, index if origin is None else origin.sample, unseeded="transform" in defined(setup)),
             carried((*helpers, *["unfolded"] * windows)),

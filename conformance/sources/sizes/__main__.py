@@ -1,7 +1,7 @@
 """The command `conformance sizes`: values and memory of calls of large sizes, compared with torch CPU.
 
-Defines `Sizes`, the source of its cases. Each case gets a new worker, since memory left by an earlier case would hide
-the allocations of the next one.
+Defines `SizesCases`, the source of its cases. Each case gets a new worker, since memory left by an earlier case would
+hide the allocations of the next one.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from conformance.run.session import usual
 from conformance.sources.accuracy.running import FLAGS, Job, MeasuredCases
 from conformance.sources.accuracy.table import DIRECTIONS
 from conformance.sources.sizes import table, tasks
-from conformance.sources.sizes.table import SCALES, Case
+from conformance.sources.sizes.table import SCALES, SizesCase
 
 
-class Sizes(MeasuredCases):
+class SizesCases(MeasuredCases):
     """The source of the table's rows, at one scale."""
 
     title = "sizes"
     stem, usual = SIZES, Limits(unit=300.0, memory=10.0, recycle=1)
     job = Job(tasks.described, tasks.run, tasks.MODULES)
 
-    def cases(self, args: argparse.Namespace) -> tuple[list[Case], list[str]]:
+    def cases(self, args: argparse.Namespace) -> tuple[list[SizesCase], list[str]]:
         """See `MeasuredCases.cases`."""
         if args.scale not in SCALES:
             raise UsageError(f"unknown scale {args.scale!r}: choose one of {', '.join(SCALES)}")
@@ -65,9 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "more than 3 times the bytes that are held, and more than torch CPU's, is a finding."
     )
     values = {"variant": ", ".join(DIRECTIONS), "class": ", ".join(table.families()), "scale": ", ".join(SCALES)}
-    defaults = usual(Sizes.usual, SIZES, variant="all", dtype="the rows' own")
+    defaults = usual(SizesCases.usual, SIZES, variant="all", dtype="the rows' own")
     parser = options.parser(f"conformance {SIZES}", about, (*FLAGS, "class", "scale"), defaults, values)
-    return run_command(parser, arguments, lambda args: [Sizes()])
+    return run_command(parser, arguments, lambda args: [SizesCases()])
 
 
 if __name__ == "__main__":

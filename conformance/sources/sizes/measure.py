@@ -17,19 +17,19 @@ from conformance.engine.executor import Executor, OneCall, Transform, Watch, no_
 from conformance.engine.target import Target
 from conformance.record.footprint import allowed
 from conformance.sources.accuracy.outcomes import raised_on_cpu, require_answer, short_of_memory
-from conformance.sources.sizes.table import Case, SizesRow
+from conformance.sources.sizes.table import SizesCase, SizesRow
 from conformance.standalone import sizes as calls
 from conformance.standalone.observation import Observation
-from conformance.standalone.sizes import Exact, Side
+from conformance.standalone.sizes import Exact, MeasuredCall
 
 
 @dataclass
-class Sized:
+class SizesSubject:
     """The executor's subject: a case's call on its inputs, observed by its costs and answers."""
 
-    case: Case
+    case: SizesCase
     exact: Exact
-    side: Side | None = None
+    side: MeasuredCall | None = None
 
     def inputs(self) -> tuple[dict[str, Any], set[int]]:
         """Create the inputs; no input stays on the CPU."""
@@ -59,7 +59,7 @@ def built(row: SizesRow, scale: str, device: torch.device) -> tuple[Callable[...
     return names["program"], names["inputs"]
 
 
-def on_cpu(case: Case) -> tuple[Side, Exact]:
+def on_cpu(case: SizesCase) -> tuple[MeasuredCall, Exact]:
     """Return torch CPU's side, and its rounded answers in float64. Raises Unmeasured."""
     program, inputs = built(case.row, case.scale, torch.device("cpu"))
     backward = case.variant == "backward"
@@ -70,12 +70,12 @@ def on_cpu(case: Case) -> tuple[Side, Exact]:
         raise raised_on_cpu(error) from None
 
 
-def measure(case: Case, target: Target, watch: Watch = no_watch) -> tuple[Side, Side]:
+def measure(case: SizesCase, target: Target, watch: Watch = no_watch) -> tuple[MeasuredCall, MeasuredCall]:
     """Return torch CPU's side and the target's. Raises Unmeasured, Raises, and TargetError."""
     cpu, exact = on_cpu(case)
     gc.collect()
     short = short_of_memory(calls.resident("VmData") + cpu.inputs + allowed(cpu.held, cpu.peak))
-    subject = Sized(case, exact)
+    subject = SizesSubject(case, exact)
     execution = Executor(target).run(subject, watch=watch)
     require_answer(execution, short)
     assert subject.side is not None  # without an error the step has run

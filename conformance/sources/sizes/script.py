@@ -6,13 +6,13 @@ process in the same way. It needs as much memory as the call does.
 
 from __future__ import annotations
 
-from conformance.sources.sizes.table import Case
+from conformance.sources.sizes.table import SizesCase
 from conformance.standalone.script import carried, defined, inert
 
 MARKER = "# What each side takes and gives: exit code 1 where the target's is not as it should be."
 
 
-def standalone(case: Case, setup: str, finding: str) -> str:
+def standalone(case: SizesCase, setup: str, finding: str) -> str:
     """Return the script; its exit code is 1 if the target is wrong, else 0. `setup` is the target's `script()`, and
     `finding` a sentence about the finding.
     """

@@ -1,7 +1,7 @@
 """Table of rows: the call, its inputs and their sizes.
 
-Defines `SizesRow`, `Case`, `load` and `select`. Sizes are names in the rows' expressions. With one scale they have the
-sizes of real work, and with another they make a test of the harness. This module must not import torch.
+Defines `SizesRow`, `SizesCase`, `load` and `select`. Sizes are names in the rows' expressions. With one scale they have
+the sizes of real work, and with another they make a test of the harness. This module must not import torch.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class SizesRow:
 
 
 @dataclass(frozen=True)
-class Case(OfRow):
+class SizesCase(OfRow):
     """One row at one scale, forward or backward."""
 
     row: SizesRow
@@ -102,7 +102,7 @@ def families() -> list[str]:
 
 def select(
     rows: Sequence[str], classes: Sequence[str], dtypes: Sequence[str], variants: Sequence[str], scale: str
-) -> list[Case]:
+) -> list[SizesCase]:
     """Return the cases of these globs of rows in these classes and dtypes (empty: all). Raises UsageError for a word
     without a match, and if no case remains.
     """
@@ -112,7 +112,7 @@ def select(
         if not fnmatch.filter(among, word):
             raise UsageError(f"nothing in the table of sizes is called {word!r}{nearest(word, among)}")
     cases = [
-        Case(row, variant, scale)
+        SizesCase(row, variant, scale)
         for row in known
         if not rows or any(fnmatch.fnmatchcase(row.name, glob) for glob in rows)
         if not classes or row.family in classes

@@ -15,10 +15,10 @@ from conformance.record.result import Failure, Outcome, Result
 from conformance.record.sentences import sentence
 from conformance.run.worker import loaded
 from conformance.sources.accuracy.tasks import environment_of, judged_by
-from conformance.sources.sizes.table import Case
+from conformance.sources.sizes.table import SizesCase
 
 if TYPE_CHECKING:
-    from conformance.standalone.sizes import Side
+    from conformance.standalone.sizes import MeasuredCall
 
 MODULES = (__name__, "conformance.sources.sizes.script")
 
@@ -45,7 +45,7 @@ def described(target: str) -> tuple[dict[str, str], tuple[str, ...] | None]:
     return environment_of(under_test)
 
 
-def run(target: str, case: Case) -> Result:
+def run(target: str, case: SizesCase) -> Result:
     """Return the case's result."""
     from conformance.sources.sizes.measure import measure
     from conformance.sources.sizes.script import standalone
@@ -53,7 +53,7 @@ def run(target: str, case: Case) -> Result:
     return judged_by(judged, measure, "torch CPU", target, case, standalone)
 
 
-def judged(case: Case, setup: str, sides: tuple[Side, Side]) -> Result:
+def judged(case: SizesCase, setup: str, sides: tuple[MeasuredCall, MeasuredCall]) -> Result:
     """Return the result of a case that both sides, torch CPU and the target, have answered."""
     from conformance.sources.sizes.script import standalone
     from conformance.standalone.sizes import faults

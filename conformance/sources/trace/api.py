@@ -25,8 +25,8 @@ from conformance.record.result import Failure, Outcome, Result, Run, counted
 from conformance.record.sentences import sentence
 from conformance.record.shortfall import FINDINGS, Shortfall, describe
 from conformance.sources.trace.compiled import SECONDS, Compiled
-from conformance.sources.trace.faults import Fault
-from conformance.sources.trace.mode import BOTH_RAISE, Options, Tally, Tracing, loaded
+from conformance.sources.trace.faults import FaultyOperator
+from conformance.sources.trace.mode import BOTH_RAISE, CallCounts, Options, Tracing, loaded
 from conformance.sources.trace.places import PHASES
 from conformance.sources.trace.script import scripted
 from conformance.standalone.modes import move_to_top
@@ -63,7 +63,7 @@ class Trace:
         return self.mode.judged
 
     @property
-    def faults(self) -> list[Fault]:
+    def faults(self) -> list[FaultyOperator]:
         """The wrong operators: of the forward pass, of the backward pass and of the optimizer, the worst of each
         first."""
         return self.mode.faults.all()
@@ -222,7 +222,7 @@ class Trace:
             result.environment |= target.environment()
         return result
 
-    def _result(self, name: str, phase: str, tally: Tally) -> Result:
+    def _result(self, name: str, phase: str, tally: CallCounts) -> Result:
         faults = [fault for fault in self.mode.faults.ranked(phase) if (fault.group or fault.name) == name]
         op, overload = name.rpartition(".")[::2] if "." in name else (name, "")
         family = name.partition(".")[0] if _OVERLOAD.fullmatch(name) else ""
@@ -251,7 +251,7 @@ class Trace:
         result = Result(parting.name, "", AGAINST, TRACE, Outcome.FAIL, samples=saved.compared, failed=1)
         return [result.replace(failures=(failure,))]
 
-    def _failure(self, fault: Fault) -> Failure:
+    def _failure(self, fault: FaultyOperator) -> Failure:
         place = f"{fault.place}: {fault.place.code}"
         place = f"{fault.name}, {place}" if fault.group else place
         text = ", ".join(filter(None, (place, fault.described(self.loss), counted(fault.wrong, "wrong call"))))

@@ -31,8 +31,8 @@ from conformance.record.error_text import text_of
 from conformance.record.names import ORACLES, SIGNIFICANT_STRIDE
 from conformance.record.shortfall import Shortfall
 from conformance.sources.trace.call import RESULT, VALUES, CopiedCall, NodeCall, fetched, observed, on_cpu, widened_leaf
-from conformance.sources.trace.faults import Fault
-from conformance.sources.trace.mode import Tally, Tracing
+from conformance.sources.trace.faults import FaultyOperator
+from conformance.sources.trace.mode import CallCounts, Tracing
 from conformance.sources.trace.places import BACKWARD, FORWARD, SourceLine, is_of_user
 from conformance.standalone.moving import copied_to_host, leaves, map_leaves, map_tensors, rebuild, tensors
 from conformance.standalone.observation import Observation, Raised, names_of, tensors_by_name
@@ -136,7 +136,7 @@ def gradients(
 
 
 @dataclass
-class Graph:
+class CompiledGraph:
     """A compiled graph of the script. `right` runs it on the CPU, and `wrong` holds a wrong call by phase."""
 
     number: int
@@ -146,7 +146,7 @@ class Graph:
     backend: Backend
     compiler: str
     device: Target
-    wrong: dict[str, tuple[GraphCall, Fault]] = field(default_factory=dict)
+    wrong: dict[str, tuple[GraphCall, FaultyOperator]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -158,13 +158,17 @@ class Graph:
         """The line of the first call in the graph."""
         return next((place for place in map(place_of, self.original.graph.nodes) if place.file), SourceLine())
 
+    def fault(self, phase: str, mismatch: Mismatch) -> FaultyOperator:
+        """Return the graph as a faulty operator, with its first difference."""
+        return FaultyOperator(self.name, phase, self.place, mismatch, None, self.device, self.name, self.compiler)
+
 
 class Compiled:
     """The compiled graphs of a trace."""
 
     def __init__(self, mode: Tracing, progress: Callable[[], None]) -> None:
         self.mode, self.progress, self.active = mode, progress, False
-        self.graphs: list[Graph] = []
+        self.graphs: list[CompiledGraph] = []
         self.not_judged: list[Shortfall] = []
 
     @property
@@ -192,7 +196,7 @@ class Compiled:
             with self.mode.paused():
                 compiled = original(wrapper, graph, inputs, **options)
                 target = reference() if device == "cpu" else self.mode.target(device)
-            captured = Graph(
+            captured = CompiledGraph(
                 len(self.graphs) + 1, kept, _with_constants(kept, on_cpu), _inputs_of(kept),
                 lambda graph, inputs: original(wrapper, graph, inputs, **options),
                 str(getattr(wrapper, "compiler_name", "a compiler")), target,
@@ -202,9 +206,9 @@ class Compiled:
 
         return compile_graph
 
-    def _call(self, graph: Graph, compiled: Callable[..., Any], args: Sequence[Any]) -> Any:
+    def _call(self, graph: CompiledGraph, compiled: Callable[..., Any], args: Sequence[Any]) -> Any:
         """Run the compiled graph, judge its results, and prepare to judge its gradients."""
-        tally = self.mode.tallies.setdefault((graph.name, FORWARD), Tally())
+        tally = self.mode.tallies.setdefault((graph.name, FORWARD), CallCounts())
         if not self.active or not self.mode.selects(graph.name, tally):
             return compiled(*args)
         with self.mode.paused():
@@ -223,15 +227,14 @@ class Compiled:
             return result
 
     def judge(
-        self, graph: Graph, call: GraphCall, inputs: Mapping[str, Any], results: Mapping[str, Any], phase: str
+        self, graph: CompiledGraph, call: GraphCall, inputs: Mapping[str, Any], results: Mapping[str, Any], phase: str
     ) -> None:
         """Judge the results of a call of a compiled graph, or its gradients."""
-        tally = self.mode.tallies.setdefault((graph.name, phase), Tally())
+        tally = self.mode.tallies.setdefault((graph.name, phase), CallCounts())
         if self.mode.options.nonfinite:
             tally.judged += 1
             if made := call.made_nonfinite(call.by_compiler(inputs, results, graph.device)):
-                place = graph.place
-                fault = Fault(graph.name, phase, place, made[0], None, graph.device, graph.name, graph.compiler)
+                fault = graph.fault(phase, made[0])
                 fault.wrong, fault.error = 1, math.inf
                 self.mode.faults.insert(fault)
             self.progress()
@@ -242,7 +245,7 @@ class Compiled:
             return
         got = call.by_compiler(inputs, results, graph.device)
         if mismatches := tally.judge(call, want, got, graph.device):
-            fault = Fault(graph.name, phase, graph.place, mismatches[0], None, graph.device, graph.name, graph.compiler)
+            fault = graph.fault(phase, mismatches[0])
             _, fault = graph.wrong.setdefault(phase, (call, fault))
             fault.wrong += 1
             self.mode.faults.measure(fault, mismatches, want, got, tensors_by_name(results))
@@ -271,7 +274,7 @@ class _Backward:
     """The gradients of one call of a compiled graph. Each input that requires a gradient passes through a view, whose
     hook receives the gradient that this graph computes."""
 
-    def __init__(self, compiled: Compiled, graph: Graph, call: GraphCall) -> None:
+    def __init__(self, compiled: Compiled, graph: CompiledGraph, call: GraphCall) -> None:
         self.compiled, self.graph, self.call = compiled, graph, call
         self.cotangents: list[Any] = []
         self.watches = False
@@ -309,12 +312,12 @@ class _Backward:
 class Search:
     """The search for the wrong nodes of a wrong graph. No node is compiled after `until`, by the clock of `time`."""
 
-    def __init__(self, graph: Graph, call: GraphCall, fault: Fault, until: float) -> None:
+    def __init__(self, graph: CompiledGraph, call: GraphCall, fault: FaultyOperator, until: float) -> None:
         self.graph, self.call, self.fault, self.until = graph, call, fault, until
         self.nodes = [node for node in graph.right.graph.nodes if node.op in CALLS]
         self.untried, self.cut = 0, False
 
-    def faults(self) -> list[Fault]:
+    def faults(self) -> list[FaultyOperator]:
         """Return a fault for each node that is wrong by itself; else one for the last node of the shortest wrong
         beginning; else one for the whole graph. Wrong gradients of a graph with wrong results may follow from these, so
         only nodes count whose own gradient is wrong."""
@@ -326,7 +329,7 @@ class Search:
             return [replace(self.fault, name=f"{self.graph.name} by {self.graph.compiler}")]
         return [replace(self.fault, name=f"{name_of(node)}, together with the nodes before it", place=place_of(node))]
 
-    def _alone(self) -> Iterator[Fault]:
+    def _alone(self) -> Iterator[FaultyOperator]:
         """Compile each node by itself on the inputs that it has in eager torch CPU."""
         values: dict[torch.fx.Node, Any] = {}
         backward = self.fault.phase == BACKWARD

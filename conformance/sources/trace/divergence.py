@@ -29,7 +29,7 @@ from conformance.engine.rounding import AS_GOOD, relative_error
 from conformance.engine.target import Target
 from conformance.record.result import counted
 from conformance.sources.trace.call import RESULT, TracedCall, widened_leaf
-from conformance.sources.trace.faults import Fault
+from conformance.sources.trace.faults import FaultyOperator
 from conformance.sources.trace.places import Site, SourceLine
 from conformance.sources.trace.saved_run import SavedRun
 from conformance.standalone.moving import leaves, map_leaves, storage_key, whole_storage
@@ -53,7 +53,7 @@ PURGED = 1000
 
 
 @dataclass
-class Shadow:
+class ShadowStorage:
     """The content of a storage in the two other runs, as 1-d tensors. `bound` is the largest relative error of torch
     CPU's run on the way to this content, at most `INHERITED` units."""
 
@@ -63,7 +63,7 @@ class Shadow:
     bound: float = 0.0
 
     @classmethod
-    def of(cls, tensor: torch.Tensor, copy: torch.Tensor) -> Shadow:
+    def of(cls, tensor: torch.Tensor, copy: torch.Tensor) -> ShadowStorage:
         """Return the shadow of a tensor's storage with the content of a copy."""
         flat = whole_storage(copy).clone()
         return cls(StorageWeakRef(tensor.untyped_storage()), flat, flat.to(widened(flat.dtype), copy=True))
@@ -81,7 +81,7 @@ class Parting:
     number: int
     device: float
     cpu: float
-    fault: Fault | None
+    fault: FaultyOperator | None
     saved: float | None = None
     reason: str = ""
 
@@ -109,7 +109,7 @@ class Divergence:
 
     def __init__(self, saved: SavedRun | None = None) -> None:
         self.saved = saved
-        self.shadows: dict[int, Shadow] = {}
+        self.shadows: dict[int, ShadowStorage] = {}
         self.number = 0
         self.parting: Parting | None = None
 
@@ -129,7 +129,7 @@ class Divergence:
         for tensor in tensors:
             self.shadows.pop(storage_key(tensor), None)
 
-    def follow(self, call: TracedCall, run: Execution, site: Site, faults: Sequence[Fault]) -> None:
+    def follow(self, call: TracedCall, run: Execution, site: Site, faults: Sequence[FaultyOperator]) -> None:
         """Make a call of the device on the shadows, and compare its results. `run` is the call on the device."""
         self.number += 1
         if self.parting is not None:
@@ -151,17 +151,17 @@ class Divergence:
         if self.number % PURGED == 0:
             self.shadows = {key: shadow for key, shadow in self.shadows.items() if not shadow.storage.expired()}
 
-    def _shadow(self, tensor: torch.Tensor, copy: torch.Tensor) -> Shadow:
+    def _shadow(self, tensor: torch.Tensor, copy: torch.Tensor) -> ShadowStorage:
         """Return the shadow of a tensor's storage; a new one has the device's content before the call."""
         key = storage_key(tensor)
         known = self.shadows.get(key)
         if known is not None and not known.storage.expired() and known.narrow.dtype is tensor.dtype:
             return known
-        self.shadows[key] = Shadow.of(tensor, copy.detach())
+        self.shadows[key] = ShadowStorage.of(tensor, copy.detach())
         return self.shadows[key]
 
     def _run(
-        self, call: TracedCall, pairs: Sequence[tuple[Any, Any]], mine: Mapping[int, Shadow]
+        self, call: TracedCall, pairs: Sequence[tuple[Any, Any]], mine: Mapping[int, ShadowStorage]
     ) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """Make the call on both shadows, and return the results by name; None if torch CPU cannot make it."""
         sides = []
@@ -179,7 +179,7 @@ class Divergence:
 
     def _keep(
         self, results: Mapping[str, torch.Tensor], sides: tuple[dict[str, Any], dict[str, Any]] | None,
-        got: Observation, target: Target, mine: Mapping[int, Shadow],
+        got: Observation, target: Target, mine: Mapping[int, ShadowStorage],
     ) -> None:  # fmt: skip
         """Give the new storages of the results their shadows."""
         known = {id(shadow) for shadow in mine.values()}
@@ -187,7 +187,7 @@ class Divergence:
             key = storage_key(result)
             if not _is_on(result, target) or (key in self.shadows and id(self.shadows[key]) in known):
                 continue
-            shadow = Shadow.of(result, got.tensors[name].value)
+            shadow = ShadowStorage.of(result, got.tensors[name].value)
             if sides is not None:
                 for side, wide in zip(sides, (False, True)):
                     if isinstance(side.get(name), torch.Tensor):
@@ -203,7 +203,7 @@ class Divergence:
 
     def _compare(
         self, operator: str, there: Mapping[str, torch.Tensor], got: Observation, bound: float, site: Site,
-        faults: Sequence[Fault], reason: str,
+        faults: Sequence[FaultyOperator], reason: str,
     ) -> None:  # fmt: skip
         """Compare results and written arguments with the shadows, and raise the bounds of the shadows. `reason` says
         why the saved run parts, if it does."""
@@ -237,7 +237,7 @@ def _is_on(value: Any, target: Target) -> bool:
     return isinstance(value, torch.Tensor) and value.device.type == target.device.type
 
 
-def _over(shadow: Shadow, like: torch.Tensor, wide: bool) -> torch.Tensor:
+def _over(shadow: ShadowStorage, like: torch.Tensor, wide: bool) -> torch.Tensor:
     """Return a tensor on a shadow with the geometry of another tensor."""
     flat = shadow.wide if wide else shadow.narrow
     view = torch.empty(0, dtype=flat.dtype)

@@ -1,10 +1,10 @@
 """Wrong operators of a trace: grouped by operator, phase and line, and ranked by their effect on the loss.
 
-Defines `Fault`, `Faults` and the rule of the ranking. Let e be the error of a result, the device's answer minus torch
-CPU's, and g the gradient of the loss that flows into this result in the backward pass. To first order the error changes
-the loss by <g, e>. An optimizer writes a parameter p with the error e; the loss then changes by <p.grad, e>. An error
-in the backward pass changes no loss, but a gradient; its rank is the relative error of the result. The same holds for a
-forward call into which no gradient flows.
+Defines `FaultyOperator`, `Faults` and the rule of the ranking. Let e be the error of a result, the device's answer
+minus torch CPU's, and g the gradient of the loss that flows into this result in the backward pass. To first order the
+error changes the loss by <g, e>. An optimizer writes a parameter p with the error e; the loss then changes by <p.grad,
+e>. An error in the backward pass changes no loss, but a gradient; its rank is the relative error of the result. The
+same holds for a forward call into which no gradient flows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from conformance.standalone.rounding import subject
 
 
 @dataclass
-class Fault:
+class FaultyOperator:
     """A wrong operator at one line in one phase, over all its wrong calls.
 
     `mismatch` is the difference of the first wrong call. `error` is the largest relative error of a result, infinite
@@ -76,35 +76,35 @@ class Fault:
 class Faults:
     """The faults of a trace. `loss` is the value of the last scalar root of a backward pass."""
 
-    by_key: dict[tuple[str, str, SourceLine], Fault] = field(default_factory=dict)
+    by_key: dict[tuple[str, str, SourceLine], FaultyOperator] = field(default_factory=dict)
     loss: float | None = None
     _pending: list[tuple[weakref.ref[torch.Tensor], Callable[[torch.Tensor], None]]] = field(default_factory=list)
 
     @property
-    def in_order(self) -> list[Fault]:
+    def in_order(self) -> list[FaultyOperator]:
         """The faults, the earliest first."""
         return [*self.by_key.values()]
 
-    def ranked(self, phase: str) -> list[Fault]:
+    def ranked(self, phase: str) -> list[FaultyOperator]:
         """Return the faults of a phase, the worst first."""
         return sorted(
             (fault for fault in self.by_key.values() if fault.phase == phase), key=lambda fault: fault.rank(self.loss)
         )
 
-    def all(self) -> list[Fault]:
+    def all(self) -> list[FaultyOperator]:
         """Return all faults, by phase, the worst of each first."""
         return [fault for phase in PHASES for fault in self.ranked(phase)]
 
-    def add(self, call: TracedCall, site: Site, mismatch: Mismatch) -> Fault:
+    def add(self, call: TracedCall, site: Site, mismatch: Mismatch) -> FaultyOperator:
         """Add a wrong call and return its fault."""
         key = call.name, site.phase, site.place
-        fault = self.by_key.setdefault(key, Fault(*key, mismatch, call, site.target))
+        fault = self.by_key.setdefault(key, FaultyOperator(*key, mismatch, call, site.target))
         fault.wrong += 1
         if fault.call is None or _size(call) < _size(fault.call):
             fault.call = call
         return fault
 
-    def insert(self, fault: Fault) -> None:
+    def insert(self, fault: FaultyOperator) -> None:
         """Add a fault that is complete, or join it with that of the same operator, phase and line."""
         known = self.by_key.setdefault((fault.name, fault.phase, fault.place), fault)
         if known is not fault:
@@ -112,7 +112,7 @@ class Faults:
             known.error = max(known.error, fault.error)
 
     def measure(
-        self, fault: Fault, mismatches: Iterable[Mismatch], want: Execution, got: Execution,
+        self, fault: FaultyOperator, mismatches: Iterable[Mismatch], want: Execution, got: Execution,
         there: Mapping[str, torch.Tensor],
     ) -> None:  # fmt: skip
         """Note the error of each wrong tensor, and prepare to measure its effect on the loss. `there` are the tensors
@@ -150,7 +150,7 @@ def _size(call: TracedCall | NodeCall) -> int:
     return sum(tensor.numel() for tensor in call.tensors.values())
 
 
-def note(fault: Fault, error: torch.Tensor, grad: torch.Tensor) -> None:
+def note(fault: FaultyOperator, error: torch.Tensor, grad: torch.Tensor) -> None:
     """Note the change of the loss that an error causes, from the gradient of the loss in its tensor."""
     flow = grad.detach().cpu().to(error.dtype).resolve_conj()
     effect = abs(float((flow * error).real.sum() if error.is_complex() else (flow * error).sum()))

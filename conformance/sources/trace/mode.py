@@ -67,7 +67,7 @@ class Options:
 
 
 @dataclass
-class Tally:
+class CallCounts:
     """Numbers of calls of one operator in one phase."""
 
     seen: int = 0
@@ -101,7 +101,7 @@ class Tracing(TorchDispatchMode):
         self.divergence = Divergence(saved) if options.divergence or saved else None
         self.writer = RunWriter(options.save) if options.save else None
         self._calls = Counter[tuple[str, str, SourceLine]]()
-        self.tallies: dict[tuple[str, str], Tally] = {}
+        self.tallies: dict[tuple[str, str], CallCounts] = {}
         self.known_workspaces: set[tuple[Any, str]] = set()
         """Operators, with the spec of the target, whose workspace has the content of torch's own."""
         self.step = 1
@@ -139,7 +139,7 @@ class Tracing(TorchDispatchMode):
         with self._lock, self.paused():
             self.faults.attach(self.outside)
             place, phase = self.places.find(sys._getframe(1))
-            tally = self.tallies.setdefault((str(func), phase), Tally())
+            tally = self.tallies.setdefault((str(func), phase), CallCounts())
             judged = self.selects(str(func), tally)
             self._calls[str(func), phase, place] += 1
             if not isinstance(func, OVERLOAD):
@@ -150,7 +150,7 @@ class Tracing(TorchDispatchMode):
             site = Site(place, phase, self.target(device), self._calls[str(func), phase, place])
             return self._traced(func, args, kwargs, site, tally, judged)
 
-    def _traced(self, func: Any, args: Any, kwargs: dict[str, Any], site: Site, tally: Tally, judged: bool) -> Any:
+    def _traced(self, func: Any, args: Any, kwargs: dict[str, Any], site: Site, tally: CallCounts, judged: bool) -> Any:
         """Run a call on the device, judge it if it is selected, and return its result."""
         try:
             call = traced_call(func, args, kwargs, site.target)
@@ -179,7 +179,7 @@ class Tracing(TorchDispatchMode):
             tally.unjudged[_line(error)] += 1
         return result
 
-    def _judge(self, call: TracedCall, got: Execution, site: Site, tally: Tally) -> None:
+    def _judge(self, call: TracedCall, got: Execution, site: Site, tally: CallCounts) -> None:
         if self.options.nonfinite:
             tally.judged += 1
             if made := call.made_nonfinite(got):
@@ -199,7 +199,7 @@ class Tracing(TorchDispatchMode):
             self.faults.measure(fault, mismatches, want, got, call.tensors_of(got))
         self.progress(self)
 
-    def selects(self, name: str, tally: Tally) -> bool:
+    def selects(self, name: str, tally: CallCounts) -> bool:
         """Count a call, and return whether the options select it."""
         options = self.options
         tally.seen += 1

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conformance.engine.kernel_tables import Kernel, kernel_of
+from conformance.engine.kernel_tables import KernelKind, kernel_of
 from conformance.standalone.torch_compat import decompositions
 
 
@@ -124,7 +124,7 @@ def reference_of(func: Any) -> Callable[..., Any]:
     decomposition into other operators; without both, the operator, which raises."""
     if func in REFERENCES:
         return REFERENCES[func]
-    lacks = kernel_of(func.name(), "CPU") in (None, Kernel.NONE)
+    lacks = kernel_of(func.name(), "CPU") in (None, KernelKind.NONE)
     return (decompositions().get(func) if lacks else None) or func  # type: ignore[no-any-return]
 
 

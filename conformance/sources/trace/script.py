@@ -25,7 +25,7 @@ from conformance.program.steps.table import OPS
 from conformance.program.verdict import Verdict
 from conformance.record.errors import DeviceLost, TargetError
 from conformance.sources.trace.call import RESULT, NodeCall, TracedCall
-from conformance.sources.trace.faults import Fault
+from conformance.sources.trace.faults import FaultyOperator
 from conformance.standalone.moving import storage_key, whole_storage
 from conformance.standalone.observation import names_of
 
@@ -33,7 +33,7 @@ TRIALS, SECONDS = 150, 10.0
 """Limits on the trials of one call: their number, and the time in which they begin."""
 
 
-def scripted(fault: Fault) -> str:
+def scripted(fault: FaultyOperator) -> str:
     """Return the script of a wrong call, minimized, and note in the fault if time ended this. If no script shows it,
     return a comment with the reason."""
     call, mismatch = fault.call, fault.mismatch

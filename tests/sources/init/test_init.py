@@ -14,7 +14,7 @@ from rich.console import Console
 from conformance.declare import profile as profiles
 from conformance.declare.declaration import UNSUPPORTED, Declaration, Scope
 from conformance.program.steps import functions
-from conformance.record.missing_ops import Attempt, Outcome
+from conformance.record.missing_ops import Attempt, AttemptOutcome
 from conformance.run.execution_place import LOCAL
 from conformance.run.isolation import PlacedPool
 from conformance.run.messages import Limits
@@ -52,9 +52,12 @@ class TestTrials:
         with PlacedPool(LOCAL, spec, limits, 1, MODULES) as pool:
             tried = {t.name: t for t in trials(pool, [task(spec, call_of, name) for name in names], 100)}
         assert {name: trial.outcome for name, trial in tried.items()} == {
-            "exp": Outcome.LACKING, "tan": Outcome.FAILS, "atan": Outcome.DIED, "acosh": Outcome.DIED,
-            "log": Outcome.WORKS,
-        }  # fmt: skip
+            "exp": AttemptOutcome.LACKING,
+            "tan": AttemptOutcome.FAILS,
+            "atan": AttemptOutcome.DIED,
+            "acosh": AttemptOutcome.DIED,
+            "log": AttemptOutcome.WORKS,
+        }
         assert tried["exp"].operator == "aten::exp" and "has no kernel" in tried["exp"].said
         assert (
             tried["atan"].said == "killed its process with SIGSEGV" and "gave no answer in 5 s" in tried["acosh"].said
@@ -70,10 +73,11 @@ class TestTrials:
         with PlacedPool(LOCAL, spec, Limits(unit=60), 1, MODULES) as pool:
             tried = {t.name: t for t in trials(pool, [task(spec, call_of, name) for name in names], 100)}
         assert {name: (trial.outcome, trial.operator) for name, trial in tried.items()} == {
-            "nn.functional.conv2d": (Outcome.LACKING, "aten::convolution_overrideable"),
-            "polar": (Outcome.LACKING, "aten::set_.source_Storage_storage_offset"),  # the device's own kernel calls it
-            "exp": (Outcome.WORKS, ""),
-            "hash_tensor": (Outcome.FAILS, ""),
+            "nn.functional.conv2d": (AttemptOutcome.LACKING, "aten::convolution_overrideable"),
+            # the device's own kernel calls it
+            "polar": (AttemptOutcome.LACKING, "aten::set_.source_Storage_storage_offset"),
+            "exp": (AttemptOutcome.WORKS, ""),
+            "hash_tensor": (AttemptOutcome.FAILS, ""),
         }
 
     def test_an_operator_that_works_alone_is_not_lacking(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +86,10 @@ class TestTrials:
         spec = "class:planted.WrongNameTarget"
         with PlacedPool(LOCAL, spec, Limits(unit=60), 1, MODULES) as pool:
             (trial,) = trials(pool, [task(spec, call_of, "exp")], 100)
-        assert (trial.outcome, trial.operator) == (Outcome.FAILS, "") and "aten::neg is not implemented" in trial.said
+        assert (trial.outcome, trial.operator) == (
+            AttemptOutcome.FAILS,
+            "",
+        ) and "aten::neg is not implemented" in trial.said
 
     def test_a_kernel_that_is_there_is_never_lacking(self) -> None:
         """A built-in kernel that raises NotImplementedError is not missing, because the dispatcher's tables have it."""
@@ -104,9 +111,9 @@ class TestTrials:
             # Regression test: a late result of an earlier trial was attributed to these trials and ended the command
             # with a KeyError.
             (late,) = trials(pool, [task(spec, subject_of, "sum")], 60)
-        assert tried["neg"].outcome is Outcome.WORKS and tried["neg"].seconds > 5
-        assert tried["tanh"] == Attempt("tanh", Outcome.UNTRIED, said=LATE)
-        assert late.name == "sum" and late.outcome is Outcome.WORKS
+        assert tried["neg"].outcome is AttemptOutcome.WORKS and tried["neg"].seconds > 5
+        assert tried["tanh"] == Attempt("tanh", AttemptOutcome.UNTRIED, said=LATE)
+        assert late.name == "sum" and late.outcome is AttemptOutcome.WORKS
 
     @pytest.mark.slow
     def test_every_step_has_a_program(self) -> None:
@@ -139,10 +146,10 @@ class TestInvestigation:
         """The command names each trial that failed, with its error, and each that was not made, with the reason.
         Regression test: it said "3 fail though they have one, 14 were not made", and no name."""
         trials = {
-            "a": Attempt("a", Outcome.FAILS, said="RuntimeError: no such mode"),
-            "b": Attempt("b", Outcome.UNTRIED, said="an earlier step fails"),
-            "c": Attempt("c", Outcome.UNTRIED, said="an earlier step fails"),
-            "d": Attempt("d", Outcome.UNTRIED, said=LATE),
+            "a": Attempt("a", AttemptOutcome.FAILS, said="RuntimeError: no such mode"),
+            "b": Attempt("b", AttemptOutcome.UNTRIED, said="an earlier step fails"),
+            "c": Attempt("c", AttemptOutcome.UNTRIED, said="an earlier step fails"),
+            "d": Attempt("d", AttemptOutcome.UNTRIED, said=LATE),
         }
         investigation = init.Investigation("device:odd", trials={("steps", name): one for name, one in trials.items()})
         assert sentences(investigation)[1:] == [
@@ -150,17 +157,17 @@ class TestInvestigation:
             "not made, since an earlier step fails: b, c",
             "1 trial had no time, so nothing is declared of them: give more --minutes",
         ]
-        many = {("steps", f"s{n}"): Attempt(f"s{n}", Outcome.FAILS, said="no") for n in range(MOST_NAMED + 2)}
+        many = {("steps", f"s{n}"): Attempt(f"s{n}", AttemptOutcome.FAILS, said="no") for n in range(MOST_NAMED + 2)}
         assert sentences(init.Investigation("device:odd", trials=many))[-1].startswith("and 2 more fail: ")
 
     def test_one_entry_an_operator(self) -> None:
         """Ops that need the same operator share one entry; failures and deaths have none."""
         investigation = init.Investigation("device:odd,import=m,call=f", trials={
-            ("opinfos", "b"): Attempt("b", Outcome.LACKING, "aten::x", "no", 50),
-            ("opinfos", "a"): Attempt("a", Outcome.LACKING, "aten::x", "no"),
-            ("steps", "a"): Attempt("a", Outcome.LACKING, "aten::x", "no"),
-            ("steps", "c"): Attempt("c", Outcome.FAILS, "aten::y", "no"),
-            ("steps", "d"): Attempt("d", Outcome.DIED),
+            ("opinfos", "b"): Attempt("b", AttemptOutcome.LACKING, "aten::x", "no", 50),
+            ("opinfos", "a"): Attempt("a", AttemptOutcome.LACKING, "aten::x", "no"),
+            ("steps", "a"): Attempt("a", AttemptOutcome.LACKING, "aten::x", "no"),
+            ("steps", "c"): Attempt("c", AttemptOutcome.FAILS, "aten::y", "no"),
+            ("steps", "d"): Attempt("d", AttemptOutcome.DIED),
         })  # fmt: skip
         profile = investigation.profile({"A": "1"}, 8, Path("p.toml"))
         scope = Scope(operator=("aten::x",), op=("a", "b"), step=("a",))
@@ -244,8 +251,8 @@ def test_a_whole_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     """torch CPU lacks no operator of torch CPU."""
     investigation = init.investigate("device:cpu", Limits(memory=8), 2, 800, Console(quiet=True))
     assert (
-        not investigation.of(Outcome.LACKING)
-        and not investigation.of(Outcome.DIED)
-        and not investigation.of(Outcome.FAILS)
+        not investigation.of(AttemptOutcome.LACKING)
+        and not investigation.of(AttemptOutcome.DIED)
+        and not investigation.of(AttemptOutcome.FAILS)
     )
-    assert len(investigation.of(Outcome.WORKS)) > 850
+    assert len(investigation.of(AttemptOutcome.WORKS)) > 850

@@ -20,7 +20,7 @@ from conformance.sources.accuracy.outcomes import Raises, Unmeasured
 from conformance.sources.sizes import tasks
 from conformance.sources.sizes.__main__ import main
 from conformance.sources.sizes.measure import measure, on_cpu
-from conformance.sources.sizes.table import SCALES, Case, SizesRow, families, load, select
+from conformance.sources.sizes.table import SCALES, SizesCase, SizesRow, families, load, select
 from conformance.standalone import sizes as calls
 from conformance.targets.cpu import CpuTarget
 from tests.planted.oversized import OversizedTarget
@@ -172,7 +172,7 @@ class TestErrors:
         case cannot be measured."""
         row = SizesRow("a row", "bytes", "x.no_such_method()", "uint8", inputs={"x": "torch.ones(3)"})
         with pytest.raises(Unmeasured, match="no_such_method"):
-            on_cpu(Case(row, "forward", "small"))
+            on_cpu(SizesCase(row, "forward", "small"))
 
         class Raising(CpuTarget):
             def upload(self, flats: Any) -> Any:

@@ -15,7 +15,7 @@ from conformance.engine.loading import load_target
 from conformance.record.errors import UsageError
 from conformance.record.shortfall import FINDINGS, Shortfall
 from conformance.sources.trace.api import Trace
-from conformance.sources.trace.faults import Fault
+from conformance.sources.trace.faults import FaultyOperator
 from conformance.sources.trace.mode import Options
 from conformance.sources.trace.places import FORWARD, SourceLine
 from conformance.standalone.oracles import Mismatch
@@ -134,7 +134,7 @@ def test_wrong_operators_without_a_script_are_counted():
         Mismatch("value", "result", "1", "2"),
     )
     for name, script in (("aten.relu.default", "a script"), ("aten.sum.default", ""), ("aten.neg.default", "")):
-        fault = Fault(name, FORWARD, place, wrong, None, load_target("cpu"), script=script)
+        fault = FaultyOperator(name, FORWARD, place, wrong, None, load_target("cpu"), script=script)
         trace.mode.faults.by_key[name, FORWARD, place] = fault
     assert trace.not_judged == [Shortfall("wrong operators with a script", 2, 3, "20 scripts")]
     for fault in trace.faults:
