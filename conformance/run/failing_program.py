@@ -173,13 +173,13 @@ class FailingProgram(Finding):
         """Whether another finding may have the same cause, if it has the same signature."""
         return not other.an_error or self.needed <= other.operators
 
-    def of_programs(self, other: FailingProgram) -> FailingProgram:
-        """This finding, shown by the programs of another one too."""
-        signatures = {*self.every_signature, *other.every_signature} - {self.signature}
+    def of_programs(self, *others: FailingProgram) -> FailingProgram:
+        """This finding, shown by the programs of others too."""
+        signatures = {*self.every_signature}.union(*(other.every_signature for other in others)) - {self.signature}
         return replace(
             self,
-            numbers=self.numbers | other.numbers,
-            masking=self.masking | other.masking,
+            numbers=self.numbers.union(*(other.numbers for other in others)),
+            masking=self.masking.union(*(other.masking for other in others)),
             signatures=tuple(sorted(signatures)),
         )
 

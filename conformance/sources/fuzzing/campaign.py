@@ -373,11 +373,21 @@ class Campaign:
     def _take(self, result: ShardResult) -> None:
         new, result.findings = result.findings, []
         self.result.add(result)
+        alike: dict[tuple[object, ...], list[FailingProgram]] = {}
         for finding in new:
-            self.add(finding)
+            # Not errors: those of one signature may have several causes, so each is compared with the known ones.
+            own = (finding.number, finding.part) if finding.an_error else ()
+            alike.setdefault((finding.signature, finding.layer, *own), []).append(finding)
+        for first, *others in alike.values():
+            self.add(first, *others)
 
-    def add(self, finding: FailingProgram) -> None:
-        """Join a finding with that of its signature, or write it to disk if it is the first one."""
+    def add(self, finding: FailingProgram, *later: FailingProgram) -> None:
+        """Join a finding with that of its signature, or write it to disk if it is the first one. `later` are findings
+        of this signature in later programs of the same shard. They are joined with it first: joining each one with a
+        finding of thousands of programs copies thousands of numbers."""
+        shard = Shard(self.plan, finding.number, 1, self.name)
+        self._taken += [shard.path_of(one.number, one.part) for one in (finding, *later)]
+        finding = finding.of_programs(*later) if later else finding
         alike = (known for known in self.findings if known.layer == finding.layer)
         alike = (known for known in alike if finding.signature in known.every_signature and known.explains(finding))
         known = next(alike, None)
@@ -391,7 +401,6 @@ class Campaign:
                 self._taken += [self.path(known), self.path(known, ".json")]
         if not any(waiting is joined for waiting in self._unsaved):
             self._unsaved.append(joined)
-        self._taken.append(Shard(self.plan, finding.number, 1, self.name).path_of(finding.number, finding.part))
 
     def _put(self, old: FailingProgram, *new: FailingProgram) -> None:
         """Replace a finding, also where it waits to be saved; by none if it is joined with another one."""

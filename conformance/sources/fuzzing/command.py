@@ -230,7 +230,7 @@ def line(running: Campaign) -> str:
     done, wanted = progress(running), running.plan.wanted
     rate = done / max(running.running_seconds, 1e-9)
     findings = running.distinct()
-    failing = len({number for finding in findings for number in finding.numbers})
+    failing = len(set[int]().union(*(finding.numbers for finding in findings)))
     noun = running.plan.listed.noun.split()[-1] if running.plan.listed is not None else "programs"
     return (
         f"seed {running.plan.seed}: {done}{f'/{wanted}' if wanted is not None else ''} {noun}, "
@@ -251,7 +251,7 @@ def show_progress(running: Campaign, view: View) -> None:
                 result = result_of(finding)
                 also = f" ({WITHOUT_BACKEND})" if finding.layer else ""
                 view.finding(f"{result.outcome} in program {finding.number}: {headline(result)}{also}")
-        failing = len({number for finding in findings for number in finding.numbers})
+        failing = len(set[int]().union(*(finding.numbers for finding in findings)))
         view.at(progress(at), at.plan.wanted, failing, line(at))
 
     running.tell = tell

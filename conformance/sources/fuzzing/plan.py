@@ -5,6 +5,7 @@ The key insight: a shard is a pure function of its plan and its numbers. Any wor
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import shlex
@@ -113,7 +114,7 @@ class Plan:
         words = ["python", "-m", module, "--target", without_features(self.target), "--seed", str(self.seed)]
         return shlex.join([*words, *self.options, *corpus])
 
-    @property
+    @functools.cached_property  # it walks through all shards, and each line of progress asks for it
     def wanted(self) -> int | None:
         """Number of programs to judge, of this part of the seed and of the corpus; None without an end."""
         if self.programs is None:

@@ -18,6 +18,7 @@ from conformance.sources.fuzzing.campaign import Campaign
 from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.plan import Plan
 from conformance.sources.fuzzing.results import run_of
+from conformance.sources.fuzzing.worker import ShardResult
 
 LIARS = "class:tests.planted.liars."
 VIEW = Step("as_strided", (tensor("a"), [2], [2], 1), out=("b",))
@@ -92,6 +93,46 @@ class TestOneCause:
         (finding,) = running.distinct()
         assert (finding.program, finding.numbers, len(running.findings)) == (short, {0, 1}, 2)
         assert len(list((tmp_path / "failures").glob("*.json"))) == 2
+
+    @pytest.mark.parametrize(
+        ("property", "joins"), [pytest.param("value", 2, id="value"), pytest.param("error", 6, id="error")]
+    )
+    def test_programs_of_a_shard_are_joined_at_once(
+        self, property: str, joins: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The findings of one signature in a shard join the known finding together, but errors one by one, since they
+        may have several causes. Regression test: 33,000 programs of one cause copied their numbers 33,000 times."""
+        running, copies = Campaign(Plan("cpu", reports=tmp_path)), []
+        (tmp_path / "failures").mkdir()
+        join = FailingProgram.of_programs
+
+        def counted(self: FailingProgram, *others: FailingProgram) -> FailingProgram:
+            copies.append(len(others))
+            return join(self, *others)
+
+        def shard(first: int) -> ShardResult:
+            known = {"program": program(VIEW), "property": property, "op": "as_strided", "bad_step": 1}
+            numbers = range(first, first + 6)
+            return ShardResult(findings=[FailingProgram("alike", FAIL, number, **known) for number in numbers])
+
+        running._take(shard(6))
+        monkeypatch.setattr(FailingProgram, "of_programs", counted)
+        running._take(shard(0))
+        (finding,) = running.findings
+        assert (finding.number, finding.numbers) == (0, {*range(12)})
+        assert {path.name.rpartition("-")[2] for path in running._taken if path.name.startswith("found-")} == {
+            f"{number}.0.json" for number in range(12)
+        }
+        assert len(copies) == joins
+        running._note_progress()
+        assert [json.loads(path.read_text())["count"] for path in (tmp_path / "failures").glob("*.json")] == [12]
+
+    def test_the_wanted_number_is_counted_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Regression test: each line of progress walked through all 5,000 shards of 100,000 programs, twice."""
+        walks, blocks = [], Plan._blocks
+        monkeypatch.setattr(Plan, "_blocks", lambda self, *args: walks.append(args) or blocks(self, *args))
+        plan = Plan("cpu", programs=1000, part=(1, 2))
+        assert (plan.wanted, plan.wanted, len(walks)) == (500, 500, 1)
 
     def test_order(self, tmp_path: Path) -> None:
         """The most severe property comes first; equal properties are ordered by count."""
