@@ -3,7 +3,8 @@
 Defines `culprit`. One lost `copy_` of a device is a wrong value in each operator that calls `copy_` internally, and no
 difference tells so. The program runs again with one of the called operators computed by torch CPU. If the program is
 right then, that operator is to blame. The mode sees the calls of torch's composite kernels, but not those inside a
-kernel of the device.
+kernel of the device. A device of Python modes over torch CPU is watched from above its modes: without them, an operator
+is torch CPU's.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from conformance.program.calls import judge_trial
 from conformance.program.compiler_attribution import compiler_culprit
 from conformance.program.trial import Trial
 from conformance.program.verdict import Verdict
+from conformance.standalone.modes import without_modes
 from conformance.standalone.oracles import Mismatch
 from conformance.standalone.torch_compat import TorchDispatchMode, has_kernel, run_kernel, tree_leaves, tree_map
 
-ATTRIBUTED = ("value", "storage", "grad")
+ATTRIBUTED = ("value", "storage", "grad", "dtype", "error")
 """Oracles whose differences are attributed."""
 
 MOST_TRIED = 20
@@ -49,8 +51,10 @@ def culprit(trial: Trial, first: Mismatch) -> str:
         return ""  # torch CPU's answer would not be right for both programs
     if isinstance(target, Layered):
         return compiler_culprit(trial, first)
-    key = None if target.facts.transforms_program or first.oracle not in ATTRIBUTED else key_of(target)
-    if key is None:
+    if target.facts.transforms_program or first.oracle not in ATTRIBUTED:
+        return ""
+    key = key_of(target)
+    if key is None and not _is_mode(target):
         return ""
     watching = _Replacing(target, key)
     if not _wrong(watching.judged(trial), first):
@@ -60,6 +64,12 @@ def culprit(trial: Trial, first: Mismatch) -> str:
         if _mended(_Replacing(target, key, operator).judged(trial), first):
             return operator.removeprefix("aten::").partition(".")[0].lstrip("_")
     return ""
+
+
+def _is_mode(target: Target) -> bool:
+    """Whether the device is torch CPU under modes: its tensors are torch's own."""
+    made = target.upload([torch.zeros(1)])[0]
+    return type(made) is torch.Tensor and made.device.type == "cpu"
 
 
 def _mended(verdict: Verdict, first: Mismatch) -> bool:
@@ -80,9 +90,11 @@ def _within(outer: Callable[[], AbstractContextManager[None]], inner: AbstractCo
 
 class _Replacing(TorchDispatchMode):
     """Runs one operator of the device on torch CPU, and records the operators that compute on the device, each with its
-    depth below the program's own calls. New memory is filled, since it may hold the right values by chance."""
+    depth below the program's own calls. New memory is filled, since it may hold the right values by chance.
 
-    def __init__(self, target: Target, key: str, operator: str = "") -> None:
+    `key` is the device's dispatch key; None for modes over torch CPU, which see a composite operator as one call."""
+
+    def __init__(self, target: Target, key: str | None, operator: str = "") -> None:
         super().__init__()
         self.target, self.key, self.operator = target, key, operator
         self.depths: dict[str, int] = {}
@@ -103,8 +115,7 @@ class _Replacing(TorchDispatchMode):
         if name == self.operator:
             return self._on_cpu(func, args, kwargs)
         self.depths[name] = max(len(self._calling), self.depths.get(name, 0))
-        composite = not has_kernel(name, self.key) and any(has_kernel(name, key) for key in COMPOSITE)
-        if not composite or name in self._calling:
+        if self.key is None or name in self._calling or not self._is_composite(name, self.key):
             return func(*args, **kwargs)
         self._calling.append(name)
         try:
@@ -112,6 +123,10 @@ class _Replacing(TorchDispatchMode):
                 return run_kernel(func, self.key, *args, **kwargs)
         finally:
             self._calling.pop()
+
+    @staticmethod
+    def _is_composite(name: str, key: str) -> bool:
+        return not has_kernel(name, key) and any(has_kernel(name, other) for other in COMPOSITE)
 
     def _there(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor) and value.device.type == self.target.device.type
@@ -122,12 +137,19 @@ class _Replacing(TorchDispatchMode):
         if self._there(memory) and memory.layout is torch.strided and not memory.is_quantized:
             dtype = memory.dtype
             numeric = dtype.is_floating_point or dtype.is_complex
-            with contextlib.suppress(NotImplementedError):
+            with contextlib.suppress(NotImplementedError), self._undisturbed():
                 memory.fill_(math.nan if numeric else dtype is torch.bool or torch.iinfo(dtype).max)
         return memory
 
+    def _undisturbed(self) -> AbstractContextManager[None]:
+        """Context without the modes that are the device."""
+        return without_modes() if self.key is None else contextlib.nullcontext()
+
     def _on_cpu(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return torch CPU's answer, on the device; write it into the arguments that the operator writes."""
+        if self.key is None:
+            with self._undisturbed():
+                return func(*args, **kwargs)
         hosts: dict[int, torch.Tensor] = {}
 
         def host(value: Any) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from conformance.record.finding import shown_by
-from conformance.record.patterns import base_operator, by_culprit, pattern_of
+from conformance.record.patterns import base_operator, blamed_operator, by_culprit, pattern_of
 from conformance.record.result import BROKEN, TABLES, Outcome, Result, counted, severity
 from conformance.record.upstream import UNKNOWN
 
@@ -29,20 +29,21 @@ class Cause:
     @property
     def operators(self) -> tuple[str, ...]:
         """The operators with this cause, each once."""
-        return tuple(
-            dict.fromkeys(
-                base_operator(result.finding.op if result.finding else result.name) for result in self.results
-            )
-        )
+        return tuple(dict.fromkeys(map(_operator_of, self.results)))
 
     @property
     def title(self) -> str:
-        """The pattern and its number of operators. A single finding keeps its own title."""
-        first = self.results[0].finding
-        if len(self.results) == 1 and first is not None:
-            return first.title()
-        many = len(self.operators)
-        return f"{self.pattern}: {many} operators" if many > 1 else self.pattern
+        """The pattern and its number of operators. A single finding keeps its own title. Findings in operators that all
+        call the one to blame are named by that one."""
+        if len(self.operators) > 1:
+            return f"{self.pattern}: {len(self.operators)} operators"
+        first, (blamed,) = self.results[0].finding, self.operators
+        findings = [result.finding for result in self.results if result.finding is not None]
+        called = any(base_operator(finding.op) != blamed for finding in findings)
+        if first is not None and called and not self.pattern.endswith(f" of {blamed}"):
+            return f"{first.property} of {blamed}"
+        single = len(self.results) == 1 and not called
+        return first.title() if first is not None and single else self.pattern
 
     @property
     def seen(self) -> str:
@@ -59,6 +60,13 @@ class Cause:
         """The operators in one line, up to `NAMED`."""
         more = len(self.operators) - NAMED
         return ", ".join([*self.operators[:NAMED], *([f"and {more} more"] if more > 0 else [])])
+
+
+def _operator_of(result: Result) -> str:
+    """The operator to blame for a result, by its base name."""
+    if result.finding is not None:
+        return blamed_operator(result.finding.op, result.finding.culprit)
+    return base_operator(result.name)
 
 
 def pattern_of_result(result: Result) -> str:

@@ -90,15 +90,23 @@ def by_culprit(pattern: str, wrong: str, op: str, culprit: str) -> str:
     An operator or a pass is one bug. A pattern that names an operator, or that several bugs may share, follows the
     other parts of a compiler too. A setting concerns many operators, so the operator stays."""
     base = base_operator(op)
-    layer, part = layer_and_part(culprit)
+    _, part = layer_and_part(culprit)
     if not part:
-        is_layer = layer in COMPILER_LAYERS or layer.startswith(BACKEND)
-        known = is_layer or base_operator(layer) in ("", base) or pattern == LESS_PRECISE
-        return pattern if known else VALUE.format(base_operator(layer))
+        blamed = blamed_operator(op, culprit)
+        if blamed == base or pattern == LESS_PRECISE or wrong == "metadata":
+            return pattern
+        return f"{wrong} of {blamed}" if wrong == "error" else VALUE.format(blamed)
     of_operator = pattern.endswith(f" of {base}")
     if part.startswith("pass ") or (of_operator and not part.startswith(SETTING)):
         return f"{wrong} by {culprit}"
     return f"{pattern} by {culprit}" if of_operator or pattern in NOT_ONE_BUG else pattern
+
+
+def blamed_operator(op: str, culprit: str) -> str:
+    """The operator to blame, by its base name: the culprit on a device, else the operator that was wrong first."""
+    layer, part = layer_and_part(culprit)
+    is_layer = part or layer in COMPILER_LAYERS or layer.startswith(BACKEND)
+    return base_operator(op if is_layer else layer or op)
 
 
 def _by_operator(difference: Difference, wrong: str, base: str) -> str:

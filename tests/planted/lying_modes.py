@@ -33,6 +33,42 @@ class NegativeCumsum(Nothing):
         return result + 1 if name == "aten.cumsum.default" and args[1] < 0 else result
 
 
+class Bernoulli(Nothing):
+    """`bernoulli_` draws ones for zeros."""
+
+    def changed(self, name: str, args: tuple[Any, ...], result: Any) -> Any:
+        return result.mul_(-1).add_(1) if name == "aten.bernoulli_.float" else result
+
+
+class MulOut(Nothing):
+    """`mul` with `out=` writes numbers that are 1 too large."""
+
+    def changed(self, name: str, args: tuple[Any, ...], result: Any) -> Any:
+        return result.add_(1) if name == "aten.mul.out" else result
+
+
+class PromotingSub(Nothing):
+    """`sub` of two tensors returns float64."""
+
+    def changed(self, name: str, args: tuple[Any, ...], result: Any) -> Any:
+        return result.double() if name == "aten.sub.Tensor" and result.is_floating_point() else result
+
+
+def bernoulli() -> None:
+    """Enter the mode with a wrong `bernoulli_`."""
+    Bernoulli().__enter__()
+
+
+def mul_out() -> None:
+    """Enter the mode with a wrong `mul(out=)`."""
+    MulOut().__enter__()
+
+
+def promoting_sub() -> None:
+    """Enter the mode with a `sub` of another dtype."""
+    PromotingSub().__enter__()
+
+
 def nothing() -> None:
     """Enter the mode without a fault."""
     Nothing().__enter__()

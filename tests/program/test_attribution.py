@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from conformance.engine.loading import load_target
 from conformance.program.attribution import culprit
 from conformance.program.calls import judge_program
 from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step, tensor
+from conformance.program.steps.states import SEEDS
 from conformance.program.trial import Trial
 from conformance.record import result as model
 from conformance.record.causes import causes_of
@@ -38,13 +40,17 @@ PROGRAMS = {
 }
 """Programs on the toy device. With both faults, the first three are wrong by `copy_`, `relu` by itself."""
 
+SEEDED = {"under": (SEEDS[0],), "out": ("b",)}
+
 SCRIPT = f"""
 import json, sys
 sys.path[:0] = {[str(PLANTED.parents[1]), str(PLANTED)]!r}
 from conformance.engine.loading import load_target
+from conformance.engine.loading import load_target
 from conformance.program.attribution import culprit
 from conformance.program.model import Program
 from conformance.program.calls import judge_program
+from conformance.program.steps.states import SEEDS
 from conformance.program.trial import Trial
 target, found = load_target("device:toy,import=toy_device,without=set_+unfold"), dict()
 import toy_device
@@ -68,13 +74,38 @@ class TestCulprit:
             "clone": "copy_", "to": "copy_", "rot90": "copy_", "neg": "right", "relu": "relu",
         }  # fmt: skip
 
-    def test_only_devices(self) -> None:
-        """A mutant of torch CPU has no dispatch key of its own, so nothing is replaced."""
+    def test_in_a_mutant(self) -> None:
+        """A mutant of torch CPU is a mode, without which an operator is right."""
         target = MutantTarget("zero_ clears the storage")
         slice_ = Input("a", 0, "float32", (2,), (1,))
         zero = Program((CELLS,), (slice_,), (Step("zero_", (tensor("a"),)),))
         (wrong, *_) = judge_program(zero, target).mismatches
-        assert culprit(Trial.of(zero, target), wrong) == ""
+        assert culprit(Trial.of(zero, target), wrong) == "zero_"
+
+    @pytest.mark.parametrize(
+        ("mode", "step", "blamed"),
+        [
+            ("mul_out", Step("op_db.out:outer", (tensor("v"), tensor("v")), {"out": tensor("a")}), "mul"),
+            ("mul_out", Step("op_db.out:kron", (tensor("v"), tensor("v")), {"out": tensor("w")}), "mul"),
+            ("promoting_sub", Step("op_db:trapezoid", (tensor("v"), tensor("v")), out=("b",)), "sub"),
+            ("promoting_sub", Step("op_db:diff", (tensor("v"),), out=("b",)), "sub"),
+            ("bernoulli", Step("bernoulli_.certain", (tensor("v"), 0.0)), "bernoulli_"),
+            ("bernoulli", Step("op_db:nn.functional.alpha_dropout", (tensor("v"), 0.5, True), **SEEDED), "bernoulli_"),
+            ("bernoulli", Step("op_db:nn.functional.dropout2d", (tensor("m"), 0.5), **SEEDED), "bernoulli_"),
+        ],
+    )  # fmt: skip
+    def test_inside_torchs_composites(self, mode: str, step: Step, blamed: str) -> None:
+        """A device of a Python mode sees which operators torch's composites call. Regression test: a wrong `mul(out=)`
+        was called "outer", a promotion of `sub` "trapezoid", and a wrong `bernoulli_` was four causes of dropouts."""
+        target = load_target(f"device:cpu,import=tests.planted.lying_modes,call={mode},without=version")
+        vector, matrix = Input("v", 0, "float32", (3,), (1,)), Input("a", 1, "float32", (3, 3), (3, 1))
+        flat = replace(matrix, name="w", size=(9,), stride=(1,))
+        image = Input("m", 2, "float32", (1, 2, 2, 1), (4, 2, 1, 1))
+        cells = (CELLS, Storage("float32", 9), Storage("float32", 4))
+        program = Program(cells, (vector, matrix, flat, image), (step,))
+        verdict = judge_program(program, target)
+        assert culprit(Trial.of(program, target), verdict.mismatches[0]) == blamed
+        assert culprit(Trial.of(program, load_target("cpu")), verdict.mismatches[0]) == "", "it is right there"
 
 
 FIRST = "1 of 1 elements differ (tolerance), first at (0,): expected 1.0, got {}"

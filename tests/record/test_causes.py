@@ -13,7 +13,7 @@ COPY = Failure("alias", "result", "args[0]", "result", call="torch.t(a)")
 
 def program(op: str, pattern: str = COPIES, **more: object) -> Result:
     """A finding of drawn programs."""
-    return fuzz_finding(f"alias / {op}", property="aliasing", op=op, pattern=pattern, **more)
+    return fuzz_finding(f"alias / {op}", **{"property": "aliasing", "op": op, "pattern": pattern, **more})
 
 
 def case(op: str, failure: Failure = COPY, outcome: Outcome = Outcome.FAIL) -> Result:
@@ -72,6 +72,19 @@ class TestTitle:
     def test_a_single_finding_keeps_its_own(self) -> None:
         (cause,) = causes_of([program("as_strided")])
         assert cause.title == "aliasing / as_strided"
+
+    def test_the_operator_that_others_call(self) -> None:
+        """Findings are named by the operator to blame. Regression test: a device's `sub` promoted to float64, and the
+        heading was "metadata / trapezoid"."""
+        doubled, wrong = "results are float64 instead of float32", {"property": "metadata", "culprit": "sub"}
+        (cause,) = causes_of([program("trapezoid", doubled, **wrong)])
+        assert (cause.title, cause.operators) == ("metadata of sub", ("sub",))
+        (cause,) = causes_of([program("trapezoid", doubled, **wrong), program("sub_", doubled, **wrong)])
+        assert (cause.title, cause.operators) == ("metadata of sub", ("sub",))
+        (cause,) = causes_of([program("outer", "value of mul", property="value", culprit="mul")])
+        assert cause.title == "value of mul"
+        compiled = program("outer", "value by AOTAutograd: pass x", property="value", culprit="AOTAutograd: pass x")
+        assert causes_of([compiled])[0].operators == ("outer",)
 
     def test_a_single_case_has_the_pattern(self) -> None:
         (cause,) = causes_of([case("t")])

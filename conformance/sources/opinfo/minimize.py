@@ -74,12 +74,15 @@ def minimize(
                 reasons[answer] += 1
     except TargetError as error:
         reasons[str(error)] = len(chosen) - len(small) - reasons.total()
-    run.results = [_with(result, small.get(result.id)) for result in run.results]
+    culprits = {_alike(result): small[result.id].culprit for result in run.results if result.id in small}
+    run.results = [_with(result, small.get(result.id), culprits.get(_alike(result), "")) for result in run.results]
     if late := len(chosen) - len(small) - reasons.total():
         run.not_judged.append(Shortfall(FINDINGS, late, len(chosen), limit))
+    unchanged = sum(failure.script == chosen[id].script for id, failure in small.items())
+    reasons["not smaller, but with the operator to blame"] = unchanged
     counts = "; ".join(f"{reason}: {count}" for reason, count in reasons.most_common() if count)
     if counts:
-        run.notes.append(f"{len(small)} of {counted(len(chosen), 'failure')} minimized ({counts})")
+        run.notes.append(f"{len(small) - unchanged} of {counted(len(chosen), 'failure')} minimized ({counts})")
 
 
 def _minimized(
@@ -157,7 +160,7 @@ def _chosen(run: Run, cases: Mapping[str, Case]) -> dict[str, Failure]:
         if result.outcome in RERUN and not result.layer and result.id in cases and result.failures:
             first = result.failures[0]
             if first.oracle not in UNSHOWN and (first.oracle not in ENDED or first.where in (ON_CPU, ON_TARGET)):
-                chosen.setdefault((base_operator(result.name), pattern_of_result(result)), (result.id, first))
+                chosen.setdefault(_alike(result), (result.id, first))
     return dict(chosen.values())
 
 
@@ -168,5 +171,13 @@ def _plainest(result: Result) -> tuple[Any, ...]:
     return (*rank, *([*known].index(name) if name in known else len(known) for known, name in names), id)
 
 
-def _with(result: Result, failure: Failure | None) -> Result:
-    return result if failure is None else result.replace(failures=(failure, *result.failures[1:]))
+def _alike(result: Result) -> tuple[str, str]:
+    """The operator and the pattern of a result. Of those that share them, one is minimized."""
+    return base_operator(result.name), pattern_of_result(result)
+
+
+def _with(result: Result, failure: Failure | None, culprit: str) -> Result:
+    """Return the result with its minimized failure, or with the culprit that a result like it has."""
+    if failure is None and not (culprit and result.failures):
+        return result
+    return result.replace(failures=(failure or replace(result.failures[0], culprit=culprit), *result.failures[1:]))

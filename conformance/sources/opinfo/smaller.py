@@ -40,6 +40,8 @@ NOT_SHOWN = "the program does not show the failure"
 
 NOT_REPEATED = "a new process does not repeat it"
 
+TOO_LONG = f"its script has more than {LONGEST_LINES} lines, or large inputs"
+
 DEATHS = {"crash": CRASH, "timeout": TIMEOUT}
 """Kinds of failing programs, by the oracle of a failure that ended its worker."""
 
@@ -72,7 +74,8 @@ def failing_programs(spec: str, case: Case, failure: Failure) -> list[FailingPro
 
 
 def failure_on(spec: str, case: Case, failure: Failure, small: FailingProgram) -> Failure | str:
-    """Return the failure as its smallest program shows it, or the reason why it stays as it is."""
+    """Return the failure as its smallest program shows it, or the reason why it stays as it is. If only the program is
+    too long to be read, the failure keeps its script and gets the culprit."""
     target, program, verdict = loaded(spec), small.program, Verdict()
     if small.kind == FLAKY:
         return NOT_REPEATED
@@ -89,7 +92,9 @@ def failure_on(spec: str, case: Case, failure: Failure, small: FailingProgram) -
     helpers = snippet_sources(name for step in program.steps if (name := OPS[step.op].snippet))
     lines = len(own_part(smaller.script).splitlines()) - sum(len(text.splitlines()) for text in map(bare, helpers))
     short = lines <= LONGEST_LINES and sum(storage.size for storage in program.storages) <= LONGEST_INPUTS
-    return smaller if short else f"its script has more than {LONGEST_LINES} lines, or large inputs"
+    if short:
+        return smaller
+    return replace(failure, culprit=small.culprit) if small.culprit else TOO_LONG
 
 
 def _alike(case: Case, failure: Failure, program: Program, mismatch: Mismatch) -> bool:

@@ -49,6 +49,20 @@ def results(*ops: str, variants: Sequence[str] = ("forward",), layouts: Sequence
     return run("planted", Request([selection], limits=LIMITS))
 
 
+class TestCulprit:
+    def test_dropouts_have_one_cause(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A sample too large for a short script still names the operator to blame, also for the other dtypes.
+        Regression test: a wrong `bernoulli_` was a cause of its own for each dropout."""
+        monkeypatch.setattr(minimize, "SECONDS", 100.0)
+        names = ("nn.functional.dropout", "nn.functional.alpha_dropout")
+        selection = Selection(names, ("float32", "float16"), ("forward",), ("as_sampled",), 3)
+        spec = "device:cpu,import=tests.planted.lying_modes,call=bernoulli,without=version"
+        done = run(spec, Request([selection], limits=LIMITS))
+        assert [result.outcome for result in done.results] == [Outcome.FAIL] * 4
+        assert {pattern_of_result(result) for result in done.results} == {"value of bernoulli"}
+        assert "0 of 2 failures minimized (not smaller, but with the operator to blame: 2)" in done.notes
+
+
 @pytest.mark.usefixtures("here")
 class TestPlanted:
     @pytest.mark.parametrize(
