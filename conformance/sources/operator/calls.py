@@ -20,7 +20,14 @@ import torch
 
 from conformance.record.errors import UsageError
 from conformance.record.names import LAYOUTS, nearest
-from conformance.sources.operator.inputs import Description, Lengths, Number, Tensor, Value, evaluated
+from conformance.sources.operator.inputs import (
+    Description,
+    described_sizes,
+    draw_again,
+    draw_inputs,
+    evaluated,
+    tensors_in,
+)
 from conformance.sources.operator.subject import Operator
 from conformance.standalone import specials
 from conformance.standalone.moving import leaves, map_leaves, tensors
@@ -203,12 +210,15 @@ def _by_size(call: DrawnCall) -> DrawnCall:
     return replace(call, kind=EMPTY if call.has_empty else SCALARS if has_scalar else SAMPLED)
 
 
-def _vary_layouts(plan: Plan, base: Sequence[DrawnCall]) -> None:
-    """Add calls with other strides and offsets."""
+def _vary_layouts(plan: Plan, base: Sequence[DrawnCall], description: Description | None = None) -> None:
+    """Add calls with other strides and offsets. An expanded input has other values, which a description may exclude."""
     for call in _shapes(base):
         for layout in LAYOUTS:
-            if layout != "as_sampled":
-                plan.add(call.on(lay_inputs(call.values, layout), kind=STRIDED, note=f"{layout} inputs"))
+            if layout == "as_sampled":
+                continue
+            values = lay_inputs(call.values, layout)
+            if description is None or described_sizes(description, values, call.sizes) is not None:
+                plan.add(call.on(values, kind=STRIDED, note=f"{layout} inputs"))
 
 
 def _vary_dtypes(plan: Plan, base: Sequence[DrawnCall]) -> None:
@@ -276,11 +286,11 @@ def from_description(
     plan, (names, positional) = Plan(refusal), _passed([*description.arguments], operator)
     for kind, sizes, choice, tier in _draws(description, seed):
         name = f"{kind} {sizes} {choice}" + f" {seed}" * bool(seed)
-        values = _drawn(description, names, sizes, choice, random.Random(name))
+        values = draw_inputs(description, names, sizes, choice, random.Random(name))
         if values is None:
             continue
         note = note_of(sizes)
-        again = _drawn_again(description, values, sizes, choice) if kind == SAMPLED else None
+        again = draw_again(description, values, sizes, choice) if kind == SAMPLED else None
         call = DrawnCall(kind, values, positional, note, *tolerances, again, sizes)
         if kind == SPECIAL:
             changed = _special(call, description, tier)
@@ -293,7 +303,7 @@ def from_description(
     if not plan.calls:
         raise UsageError(f"the reference raises on every call that the inputs describe, first with {plan.refused}")
     base = plan.of(SAMPLED) or plan.calls[:]
-    _vary_layouts(plan, base)
+    _vary_layouts(plan, base, description)
     _vary_dtypes(plan, base)
     return plan
 
@@ -377,8 +387,8 @@ def _together(description: Description, rng: random.Random) -> list[Sizes]:
 
 def elements_of(description: Description, sizes: Sizes) -> int:
     """Return the number of elements of the largest alternative of each tensor together."""
-    tensors = [[one for one in row if isinstance(one, Tensor)] for row in description.arguments.values()]
-    return sum(max(math.prod(int(evaluated(dim, sizes)) for dim in one.dims) for one in row) for row in tensors if row)
+    rows = [[form for one in row for form in tensors_in(one)] for row in description.arguments.values()]
+    return sum(max(math.prod(int(evaluated(dim, sizes)) for dim in one.dims) for one in row) for row in rows if row)
 
 
 def _sized(
@@ -397,101 +407,43 @@ def _sized(
     return sizes
 
 
-def _drawn(
-    description: Description, names: Iterable[str], sizes: Sizes, choice: int, rng: random.Random
-) -> dict[str, Any] | None:
-    """Return inputs by name. None if the sizes are not those of the kind."""
-    values: dict[str, Any] = {}
-    torch_rng = torch.Generator().manual_seed(rng.randrange(2**31))
-    for name in names:
-        alternatives = description.arguments[name]
-        one = alternatives[choice % len(alternatives)]
-        if isinstance(one, Value):
-            values[name] = one.value
-        elif isinstance(one, Lengths):
-            values[name] = [int(evaluated(dim, sizes)) for dim in one.dims]
-        elif isinstance(one, Number):
-            low, high = one.range.within(sizes)
-            if low > high:
-                return None
-            values[name] = rng.randint(int(low), int(high)) if one.kind == "int" else rng.uniform(low, high)
-        else:
-            value = _tensor(one, sizes, choice, torch_rng)
-            if value is None:
-                return None
-            values[name] = value
-    return values
-
-
-def _drawn_again(
-    description: Description, values: Mapping[str, Any], sizes: Sizes, choice: int
-) -> dict[str, Any] | None:
-    """Return the inputs with other values. Every other element of a tensor stays, the first one too, so that a few
-    elements do not tell both inputs apart; sorted and unique tensors change as a whole."""
-    again = _drawn(description, values, sizes, choice, random.Random(f"again {sizes} {choice}"))
-    for name, value in (again or {}).items():
-        ordered = any(isinstance(one, Tensor) and one.word for one in description.arguments[name])
-        if isinstance(value, torch.Tensor) and value.numel() > 1 and not ordered:
-            value.view(-1)[::2] = values[name].view(-1)[::2]
-    return again
-
-
-def _tensor(tensor: Tensor, sizes: Sizes, choice: int, rng: torch.Generator) -> torch.Tensor | None:
-    shape = [int(evaluated(dim, sizes)) for dim in tensor.dims]
-    dtype = getattr(torch, tensor.dtypes[choice % len(tensor.dtypes)])
-    if min(shape, default=0) < 0:
-        return None
-    low, high = tensor.range.within(sizes) if tensor.range else _usual(dtype)
-    if low > high:
-        return torch.empty(shape, dtype=dtype) if 0 in shape else None
-    if dtype.is_floating_point or dtype.is_complex:
-        wide = torch.float64
-        drawn = torch.rand(shape, generator=rng, dtype=wide) * (high - low) + low
-        value = (torch.randn(shape, generator=rng, dtype=wide) if tensor.range is None else drawn).to(dtype)
-    elif tensor.word == "unique":
-        if high - low + 1 < shape[0]:
-            return None
-        value = (torch.randperm(int(high - low) + 1, generator=rng)[: shape[0]] + int(low)).to(dtype)
-    else:
-        value = torch.randint(int(low), int(high) + 1, shape, generator=rng).to(dtype)
-    return value.sort().values if tensor.word == "sorted" else value
-
-
-def _usual(dtype: torch.dtype) -> tuple[float, float]:
-    """Return the usual range of values of a dtype."""
-    return (0, 1) if dtype is torch.bool else (0, 8) if not dtype.is_signed else (-8, 8)
-
-
 def _open_inputs(call: DrawnCall, description: Description) -> list[str]:
-    """Return the floating tensors whose values have no range."""
+    """Return the inputs with floating tensors whose values have neither a range nor a structure."""
+    forms = {name: [form for one in row for form in tensors_in(one)] for name, row in description.arguments.items()}
     return [
         name
         for name, value in call.values.items()
-        if isinstance(value, torch.Tensor)
-        and value.is_floating_point()
-        and not any(isinstance(argument, Tensor) and argument.range for argument in description.arguments[name])
+        if any(tensor.is_floating_point() for tensor in tensors(value))
+        and not any(form.range or form.word for form in forms[name])
     ]
 
 
 def _scaled(call: DrawnCall, names: Collection[str], tier: str) -> DrawnCall | None:
-    """Return the call with values of a magnitude in these floating tensors; None if nothing changes. A dtype whose
-    numbers end below the squares of the magnitude has no such values."""
-    values = dict(call.values)
-    for name in names:
-        value = values[name]
-        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
-            scaled = MAGNITUDES[tier](value)
-            largest = float(scaled.abs().max())
-            values[name] = scaled if largest**2 < torch.finfo(value.dtype).max / value.numel() else value
-    changed = any(values[name] is not call.values[name] for name in names)
-    return call.on(values, kind=SCALED, note=f"values {tier}") if changed else None
+    """Return the call with values of a magnitude in the floating tensors of these inputs; None if nothing changes. A
+    dtype whose numbers end below the squares of the magnitude has no such values."""
+
+    def scaled(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
+            return value
+        result = MAGNITUDES[tier](value)
+        largest = float(result.abs().max())
+        return result if largest**2 < torch.finfo(value.dtype).max / value.numel() else value
+
+    return changed_in(call, {name: map_leaves(call.values[name], scaled) for name in names}, SCALED, f"values {tier}")
+
+
+def changed_in(call: DrawnCall, values: Mapping[str, Any], kind: str, note: str) -> DrawnCall | None:
+    """Return the call with other values of some inputs; None if they are the same tensors."""
+    after = {**call.values, **values}
+    if all(one is other for one, other in zip(tensors(call.values), tensors(after), strict=True)):
+        return None
+    return call.on(after, kind=kind, note=note)
 
 
 def _special(call: DrawnCall, description: Description, tier: str) -> DrawnCall | None:
     """Return the call with special values in the floating tensors that have no range; None if nothing changes."""
     free = _open_inputs(call, description)
     values = dict(call.values)
-    for dtype in {values[name].dtype for name in free}:
+    for dtype in {tensor.dtype for name in free for tensor in tensors(values[name]) if tensor.is_floating_point()}:
         values = specials.placed(values, tier, dtype, names=free)
-    changed = any(values[name] is not call.values[name] for name in free)
-    return call.on(values, note=tier) if changed else None
+    return changed_in(call, {name: values[name] for name in free}, SPECIAL, tier)

@@ -35,7 +35,7 @@ from conformance.sources.operator.checks import (
 )
 from conformance.sources.operator.devices import loaded, prepared_device
 from conformance.sources.operator.forks import ForkDied, Send, forked, processor_time, processor_time_of
-from conformance.sources.operator.subject import Operator, operator_of
+from conformance.sources.operator.subject import Operator, operator_of, with_parts
 from conformance.sources.operator.table import CHECKS, EXPLAIN, FATAL, NOT_SHOWN, SLOW_COMPILER, usual, with_fatal
 from conformance.sources.operator.verdict import Difference, Verdict, sizes_of
 from conformance.standalone.moving import leaves
@@ -167,9 +167,11 @@ def examination(request: Request) -> Examination:
             "reference= needs inputs=, for example {'x': 'float32[n, m]', 'sizes': {'n': '0..300', 'm': '1..9'}}"
         )
     assert request.reference is not None
+    plain, classes = descriptions.take_apart(request.inputs)
+    description = descriptions.parse(plain)
     reference = operator_of(request.reference, request.near, role="reference")
     operator = operator_of(request.operator, request.near, taken=reference.text)
-    description = descriptions.parse(request.inputs)
+    reference, operator = (with_parts(one, [*description.arguments], classes) for one in (reference, operator))
     tolerances = request.rtol, request.atol
     refusal = functools.partial(refusal_of, reference.function)
     plan = from_description(description, operator, refusal, tolerances, request.seed)

@@ -23,8 +23,8 @@ from conformance.program.steps.op import Json, Step, decode
 from conformance.sources.operator import calls as kinds
 from conformance.sources.operator.calls import DrawnCall, note_of
 from conformance.sources.operator.checks import REFUSED, Examination
-from conformance.sources.operator.described import described_sizes, smaller_inputs
 from conformance.sources.operator.examine import Outcome, examined
+from conformance.sources.operator.inputs import described_sizes, smaller_inputs
 from conformance.sources.operator.subject import TAKEN, by_finding_name
 from conformance.sources.operator.table import CHECKS
 from conformance.sources.operator.verdict import Difference

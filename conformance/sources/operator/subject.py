@@ -108,6 +108,34 @@ def operator_of(
     return Operator(function, name, overload, _signature(function, overload), lines, expression)
 
 
+def with_parts(operator: Operator, names: Sequence[str], classes: Mapping[str, tuple[type, list[str]]]) -> Operator:
+    """Return an operator of these arguments that passes dataclasses, made of some of them, to the given one: `classes`
+    has the class and the fields of each argument. Without dataclasses, it is the given one."""
+    if not classes:
+        return operator
+    inside = {field for _, fields in classes.values() for field in fields}
+    whole = [name for name in names if name not in inside]
+
+    def function(*parts: Any) -> Any:
+        by_name = dict(zip(names, parts))
+        built = {name: one(**{field: by_name[field] for field in fields}) for name, (one, fields) in classes.items()}
+        return operator.function(**{name: by_name[name] for name in whole}, **built)
+
+    made = [
+        f"{name}={one.__qualname__}({', '.join(f'{field}={field}' for field in fields)})"
+        for name, (one, fields) in classes.items()
+    ]
+    text = f"{operator.text.replace('.', '_')}_of_parts"
+    lines = (
+        *operator.lines,
+        *dict.fromkeys(f"from {_importable(one.__module__)} import {one.__name__}" for one, _ in classes.values()),
+        f"def {text}({', '.join(names)}):",
+        f"    return {operator.text}({', '.join([*(f'{name}={name}' for name in whole), *made])})",
+    )
+    signature = inspect.Signature([PARAMETER(name, PARAMETER.POSITIONAL_OR_KEYWORD) for name in names])
+    return Operator(function, operator.name, None, signature, lines, text)
+
+
 def named(path: str) -> Callable[..., Any]:
     """Return the callable of `MODULE:NAME`, or of a path below `torch`. Raises UsageError."""
     module, colon, name = path.partition(":")

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import conformance
-from conformance.sources.operator.described import described_sizes, smaller_inputs
 from conformance.sources.operator.examine import Request, examination
-from conformance.sources.operator.inputs import parse
+from conformance.sources.operator.inputs import described_sizes, parse, smaller_inputs
 
 ROWS = parse(
     {
@@ -66,9 +65,15 @@ class TestDescribedSizes:
 
     def test_a_size_that_no_dimension_tells(self):
         """It stays what it was."""
-        hidden = parse({"x": "float32[2*n]", "sizes": {"n": "1..9"}})
-        assert described_sizes(hidden, {"x": torch.ones(6)}, {"n": 3}) == {"n": 3}
-        assert described_sizes(hidden, {"x": torch.ones(6)}, {"n": 4}) is None
+        hidden = parse({"x": "float32[n*n]", "sizes": {"n": "1..9"}})
+        assert described_sizes(hidden, {"x": torch.ones(9)}, {"n": 3}) == {"n": 3}
+        assert described_sizes(hidden, {"x": torch.ones(9)}, {"n": 4}) is None
+
+    def test_a_dimension_that_is_arithmetic_of_one_size(self):
+        """It tells the size, such as the number of sequences between offsets."""
+        offsets = parse({"x": "float32[2*n+1]", "sizes": {"n": "1..9"}})
+        assert described_sizes(offsets, {"x": torch.ones(7)}, {"n": 8}) == {"n": 3}
+        assert described_sizes(offsets, {"x": torch.ones(8)}, {"n": 3}) is None
 
     @pytest.mark.parametrize("kind", ["values", "blocks", "empty", "layouts", "magnitudes", "specials"])
     def test_drawn_inputs_are_allowed(self, kind):

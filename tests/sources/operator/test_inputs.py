@@ -59,7 +59,7 @@ class TestParse:
             ({"x": "nonsense"}, "is described as 'nonsense'"),
             ({"x": "int in 3..1"}, "holds nothing"),
             ({"x": "int64[n] in 0..4 sortde", "sizes": {"n": "1"}}, "is no size"),
-            ({"x": "int64[n, n] in 0..4 sorted", "sizes": {"n": "1"}}, "needs a range and one dimension"),
+            ({"x": "int64[n] sorted", "sizes": {"n": "1"}}, "is sorted, which needs a range"),
             ({"x y": "int"}, "not an identifier"),
         ],
     )
