@@ -229,7 +229,7 @@ def _of_case(result: Result, oracles: tuple[str, ...], reason: str) -> Declarati
     compared = result.samples + result.skipped
     first = [compared if f.oracle in MEASURED else f.sample + 1 for f in result.failures if f.oracle in oracles]
     least = min(first, default=0)
-    names: Any = {key: (getattr(result, key),) for key in ("variant", "dtype", "layout")}
+    names: Any = {key: (name,) for key in ("variant", "dtype", "layout") if (name := getattr(result, key))}
     scope = Scope(op=(result.name,), **names, samples=least if 1 < least <= compared else 0)
     return Declaration(scope, oracles, reason)
 

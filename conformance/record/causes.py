@@ -78,6 +78,8 @@ def pattern_of_result(result: Result) -> str:
         return result.finding.pattern or result.finding.title()
     if not result.failures:
         return ""
+    if result.repro is not None:
+        return f"{result.op}: {result.repro.title}"
     wrong, first = min(
         ((shown_by(failure), failure) for failure in result.failures),
         key=lambda pair: severity(result.replace(failures=(pair[1],))),

@@ -60,7 +60,11 @@ OPERATOR = "operator"
 """The command that judges an operator of the user, and the layout of its results."""
 MEASURED = ("kernels",)
 """Judged measures: the oracle of a count above its bound has the name of the measure."""
-RUN_ORACLES = ("crash", "timeout", "memory", "message", "device", "harness", *MEASURED, POWER, NOT_COMPARED)
+REPROS = "repros"
+"""The command that runs the repros of known bugs, and the layout of its results."""
+REPRO = "repro"
+"""The oracle of a known bug that the target shows."""
+RUN_ORACLES = ("crash", "timeout", "memory", "message", "device", "harness", *MEASURED, POWER, REPRO, NOT_COMPARED)
 """Further oracles, which exist only for a run. NOT_COMPARED is a sample that could not be compared although neither
 OpInfo nor torch CPU nor the target's declarations give a reason."""
 

@@ -29,13 +29,23 @@ from conformance.record.footprint import SIZES, Footprint
 from conformance.record.measurements import UNMEASURED, Measure, Measurements, total
 from conformance.record.missing_ops import MissingOperator
 from conformance.record.models import ModelRow
-from conformance.record.names import MEASURED, MUTANTS, NOT_COMPARED, OPERATOR, TORCH_CPU, TRACE, without_features
+from conformance.record.names import (
+    MEASURED,
+    MUTANTS,
+    NOT_COMPARED,
+    OPERATOR,
+    REPROS,
+    TORCH_CPU,
+    TRACE,
+    without_features,
+)
 from conformance.record.program_stats import ProgramStats
+from conformance.record.repro import Repro
 from conformance.record.shortfall import Shortfall, describe
 
 SCHEMA = 5
 KIND = "conformance"
-TABLES = (ACCURACY, SIZES, MUTANTS, OPERATOR, TRACE)
+TABLES = (ACCURACY, SIZES, MUTANTS, OPERATOR, TRACE, REPROS)
 """The commands whose cases come from a table; each is the layout of its cases."""
 SHOWS = "shows its headline"
 """Value of `alone` for a script that shows the result's headline when run in a fresh process."""
@@ -156,11 +166,11 @@ class Result(Named):
     `measurements` are the target's counts for these samples, in the measures of the run.
 
     `accuracy` holds the measured errors of the answer with the largest error, and `footprint` the measured memory and
-    time; each is None if it was not measured. `alone` says whether the script of `scripted` shows its headline in a
-    fresh process: SHOWS, or NOT_RUN, or the reason why not; empty if the result has no script. `layer` is the target
-    without the backend under test that fails in the same way; empty if there is none. `declared` is the file and line
-    of the declarations that cover the result; empty if none does. `also_on` gives what the script does under other
-    interpreters, by their torch version, in the words of `alone`.
+    time; each is None if it was not measured. `repro` is the known bug that the case tries. `alone` says whether the
+    script of `scripted` shows its headline in a fresh process: SHOWS, or NOT_RUN, or the reason why not; empty if the
+    result has no script. `layer` is the target without the backend under test that fails in the same way; empty if
+    there is none. `declared` is the file and line of the declarations that cover the result; empty if none does.
+    `also_on` gives what the script does under other interpreters, by their torch version, in the words of `alone`.
     """
 
     op: str
@@ -182,6 +192,7 @@ class Result(Named):
     finding: Finding | None = None
     accuracy: Accuracy | None = None
     footprint: Footprint | None = None
+    repro: Repro | None = None
     alone: str = ""
     layer: str = ""
     declared: str = ""
@@ -256,7 +267,9 @@ def severity(result: Result) -> tuple[bool, int, int, int, str]:
     findings whose script does not show its headline come last."""
     finding = result.finding
     seen = [shown_by(failure) for failure in result.failures]
-    if finding and finding.property:
+    if result.repro is not None:
+        seen = [result.repro.kind]
+    elif finding and finding.property:
         seen = [finding.property]
     elif finding and finding.parts.oracle != "error":
         seen = [property_of(finding.parts.oracle, "", "")]
@@ -357,6 +370,14 @@ class Run:
         """The results of cases whose memory was measured, ordered by excess over the limit, largest first."""
         measured = [(result.footprint.excess, result) for result in self.results if result.footprint]
         return [result for _, result in sorted(measured, key=lambda pair: (-pair[0], pair[1].id))]
+
+    @property
+    def repros(self) -> list[Result]:
+        """The results of known bugs: those that the target shows before those that it cannot run, and those before the
+        others; of each the worst kind of bug first."""
+        ranks = {Outcome.SKIP: 1, Outcome.PASS: 2}
+        known = [(ranks.get(result.outcome, 0), result.repro.rank, result) for result in self.results if result.repro]
+        return [result for *_, result in sorted(known, key=lambda row: (*row[:2], row[2].id))]
 
     @property
     def findings(self) -> list[Result]:

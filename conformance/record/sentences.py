@@ -181,6 +181,10 @@ def _death(diff: Difference) -> str:
     return f"the target {with_signal_number(diff.actual)} at {_named(diff)}"
 
 
+def _repro(diff: Difference) -> str:
+    return f"{_named(diff)} shows ({diff.detail}): should give {_short(diff.expected)} and gives {_short(diff.actual)}"
+
+
 def _accuracy(diff: Difference) -> str:
     return f"the error of {diff.where} should be {diff.expected} and is {diff.actual} ({diff.detail})"
 
@@ -198,6 +202,7 @@ _SENTENCES: Mapping[str, Callable[[Difference], str]] = {
     "error": _error,
     "grad": _grad,
     "version": _version,
+    "repro": _repro,
     **dict.fromkeys(MEASURED, _measured),
     "device": _device,
     "message": lambda diff: f"{diff.where} should say what torch CPU says, and says: {_short(diff.actual)}",

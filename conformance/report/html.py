@@ -20,7 +20,7 @@ from conformance.record.accuracy import shown
 from conformance.record.causes import causes_of
 from conformance.record.footprint import mebibytes
 from conformance.record.measurements import Measurements, Rise
-from conformance.record.names import DTYPES, OPERATOR, TRACE, VARIANTS
+from conformance.record.names import DTYPES, OPERATOR, REPROS, TRACE, VARIANTS
 from conformance.record.program_stats import AXES, ProgramStats
 from conformance.record.result import UNEXPECTED, WITHOUT_BACKEND, Failure, Outcome, Result, Run, summary_line
 from conformance.record.sentences import LAYOUTS, headline, legend, sentence
@@ -47,6 +47,13 @@ LABELS = {
     Outcome.FLAKY: "failed, then passed when run again",
     Outcome.SKIP: "could not be compared",
 }
+OF_REPROS = LABELS | {
+    Outcome.PASS: "known bugs that do not show",
+    Outcome.FAIL: "known bugs that show",
+    Outcome.CRASH: "known bugs that end the process",
+    Outcome.SKIP: "repros that the target cannot run",
+}
+"""The same for the repros of known bugs."""
 
 
 def embed(data: Any) -> str:
@@ -146,6 +153,7 @@ def render(
     difference = difference or (diff(baseline, run) if baseline else None)
     regressions = difference.regressions if difference else 0
     verdicts, numbers = summary.verdicts(run, fuzz, regressions=regressions), summary_line(run, regressions)
+    labels = OF_REPROS if run.table == REPROS else LABELS
     title = [verdict.sentence for verdict in verdicts if verdict.half == "fuzz" and not verdict.good]
     return rendered(
         "report.html.j2",
@@ -155,7 +163,7 @@ def render(
         whole=run.table in WHOLE,
         data=embed(page_data(run, baseline)),
         counts=[
-            (str(o), counts[str(o)], LABELS[o].format(reference=run.reference))
+            (str(o), counts[str(o)], labels[o].format(reference=run.reference))
             for o in reversed(Outcome)
             if counts[str(o)]
         ],
@@ -187,6 +195,7 @@ def render(
         measured=measured,
         shown=shown,
         footprints=run.footprints,
+        repros=run.repros,
         mebibytes=mebibytes,
     )
 

@@ -14,7 +14,7 @@ from conformance.record.causes import causes_of
 from conformance.record.finding import MOVE
 from conformance.record.measurements import RECOMPILED, Rise
 from conformance.record.missing_ops import removed
-from conformance.record.names import MEASURED
+from conformance.record.names import MEASURED, REPROS
 from conformance.record.patterns import NOT_SHRUNK
 from conformance.record.result import (
     NOT_RUN,
@@ -71,6 +71,12 @@ def _on_cases(run: Run) -> Verdict:
         return Verdict(False, "Nothing was compared.", "cases")
     if not run.complete:
         return Verdict(False, f"The run was interrupted after {len(cases)} cases.", "cases")
+    if run.table == REPROS:
+        tried, unable = sum(result.outcome is not Outcome.SKIP for result in cases), run.counts()["SKIP"]
+        tail = f"; {unable:,} cannot run" if unable else ""
+        return Verdict(
+            not bad, f"{bad:,} of the {tried:,} known bugs that were tried show, and are not declared{tail}.", "cases"
+        )
     if bad:
         verb = "does" if bad == 1 else "do"
         return Verdict(False, f"{bad:,} of {len(cases):,} cases {verb} not do what {run.reference} does.", "cases")

@@ -59,6 +59,7 @@ MODULES = (
     "standalone/rounding.py",
     "standalone/global_state.py",
     "standalone/operator_checks.py",
+    "standalone/repro.py",
 )
 """Modules with the functions that scripts carry. If two modules define the same name, the later one counts."""
 
@@ -74,6 +75,7 @@ IMPORTS = {
     "overrides._": "from torch import overrides",
     "dispatch._": "from torch.utils import _python_dispatch as dispatch",
     "io.": "import io",
+    "linecache.": "import linecache",
     "math.": "import math",
     "itertools.": "import itertools",
     "random.Random(": "import random",

@@ -87,6 +87,8 @@ CASES = [
      "the error of result should be at most 2 ulp and is 5 ulp (torch CPU 0.5 ulp)"),
     ("power", "the fault", "40 programs", "not found", "",
      "the fault should be found within 40 programs and is not"),
+    ("repro", "pytorch#1", "[7.0]", "[8.0]", "a sum is lost",
+     "pytorch#1 shows (a sum is lost): should give [7.0] and gives [8.0]"),
 ]  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from conformance.record.footprint import Footprint
 from conformance.record.measurements import Measure, Measurements
 from conformance.record.missing_ops import MissingOperator
 from conformance.record.program_stats import ProgramStats
+from conformance.record.repro import Repro
 from conformance.record.result import Failure, Finding, Outcome, Result, Run
 from conformance.report import compare, machine
 from tests.report.runs import campaign, failed, fuzz_finding, result, run
@@ -187,7 +188,8 @@ class TestSchemas:
 
 
 WRITTEN = {"result": Result, "failure": Failure, "finding": Finding, "drawn": ProgramStats, "lacking": MissingOperator,
-           "accuracy": Accuracy, "footprint": Footprint, "measure": Measure, "measurements": Measurements}  # fmt: skip
+           "accuracy": Accuracy, "footprint": Footprint, "repro": Repro, "measure": Measure,
+           "measurements": Measurements}  # fmt: skip
 """Dataclasses of a result file, by the schema definition that describes them."""
 
 

@@ -48,10 +48,10 @@ def expectations_file(name: str, target: str) -> Path:
     return expectations.FOLDER / name / f"{target if target == '<target>' else profiles.file_name(target)}.toml"
 
 
-def declared(name: str, file: Path, ops: Iterable[str]) -> list[Declaration]:
+def declared(name: str, file: Path, ops: Iterable[str], variants: Sequence[str] = DIRECTIONS) -> list[Declaration]:
     """Return the known findings in a file, none if it does not exist. Raises ReportError for a name without a row."""
     declarations = read(file)
-    refuse(check(declarations, CASES, expectations.WORDS | {"op": [*ops], "variant": DIRECTIONS, "layout": (name,)}))
+    refuse(check(declarations, CASES, expectations.WORDS | {"op": [*ops], "variant": variants, "layout": (name,)}))
     return declarations
 
 
@@ -92,6 +92,9 @@ class MeasuredCases(Source):
     title: str
     usual: Limits
     job: Job
+    pool: type[MeasuredPool] = MeasuredPool
+    variants: Sequence[str] = DIRECTIONS
+    """The variants of its cases."""
     listed = 10
     """Number of cases that the terminal shows, the worst first."""
 
@@ -118,7 +121,7 @@ class MeasuredCases(Source):
         self.chosen = [case for case in chosen if case.op.partition(" ")[0] not in lacking]
         self.lacking = len(chosen) - len(self.chosen)
         self.file = expectations.file_of(session.args, expectations_file(self.stem, session.spec))
-        self.expected = declared(self.stem, self.file, self.rows())
+        self.expected = declared(self.stem, self.file, self.rows(), self.variants)
 
     def execute(self, session: Session, seconds: float) -> Run:
         """Measure the cases under the progress bar; at a stop, return the results so far. `--resume` continues an
@@ -151,7 +154,7 @@ class MeasuredCases(Source):
     def _run(self, running: CaseRun) -> None:
         """Measure the cases of dtypes that the target holds."""
         chosen, target = running.options, running.target
-        with MeasuredPool(chosen.place, target, chosen.limits, chosen.jobs, self.job) as pool:
+        with self.pool(chosen.place, target, chosen.limits, chosen.jobs, self.job) as pool:
             running.result.environment, held = pool.ask_first(self.job.described, target)
             wanted = [case for case in self.chosen if held is None or case.dtype in held]
             if unheld := len(self.chosen) - len(wanted):
