@@ -19,10 +19,11 @@ import torch
 from conformance.program.capture import Unwritable
 from conformance.record.names import CHANGED, SPECIALS, SPECIALS_BACKWARD
 from conformance.sources.opinfo import catalog, undefined
+from conformance.sources.opinfo.call import SampleCall
 from conformance.sources.opinfo.plan import Case, Entry
 from conformance.sources.opinfo.sample_program import program_of
 from conformance.sources.opinfo.sampling import samples
-from conformance.sources.opinfo.variants import VARIANTS, SampleCall, Skip
+from conformance.sources.opinfo.variants import VARIANTS, Skip, calls_of
 from scripts.pages import ROOT, Part
 
 PART = Part("docs/checks.md", "sample_programs")
@@ -39,7 +40,7 @@ def calls(case: Case) -> Iterator[SampleCall]:
     op = catalog.find(case)
     for sample in samples(op, case.variant, torch.float32, case.layout, case.samples):
         with contextlib.suppress(Skip):
-            yield from VARIANTS[case.variant](op, sample)
+            yield from calls_of(case, sample)
 
 
 def entries_of(variant: str) -> Iterator[Entry]:
@@ -63,7 +64,7 @@ def tables() -> str:
             for call in calls(case):
                 total += 1
                 try:
-                    program_of(case, call)
+                    program_of(call)
                 except Unwritable as error:
                     lost.add(str(error).partition(":")[0])
             count, whole = count + bool(total), whole + bool(total and not lost)

@@ -18,23 +18,23 @@ from conformance.program.model import Input, Program, ProgramError, Storage
 from conformance.program.script import script
 from conformance.program.steps.op import Step, tensor
 from conformance.sources.opinfo import catalog
-from conformance.sources.opinfo.judge import JudgedCall
+from conformance.sources.opinfo.call import SampleCall
 from conformance.sources.opinfo.plan import Case
 from conformance.sources.opinfo.sample_program import program_of
 from conformance.sources.opinfo.sampling import samples
-from conformance.sources.opinfo.variants import VARIANTS
+from conformance.sources.opinfo.variants import calls_of
 from conformance.standalone.observation import Observation, Seen
 from conformance.standalone.oracles import Mismatch
 
 
-def subjects(op: str, variant: str) -> tuple[JudgedCall, JudgedProgram]:
+def subjects(op: str, variant: str) -> tuple[SampleCall, JudgedProgram]:
     """The first sample of the op with several dimensions, as a call and as a program."""
     info = catalog.by_name()[op, ""]
     case = Case(op, "", catalog.family(info), "float32", variant, "as_sampled")
     drawn = samples(info, variant, torch.float32, "as_sampled", None)
     sample = next(one for one in drawn if one.input.dim() > 1 and one.input.numel())
-    call = next(VARIANTS[variant](info, sample))
-    return JudgedCall(case, call), JudgedProgram(program_of(case, call))
+    call = next(calls_of(case, sample))
+    return call, JudgedProgram(program_of(call))
 
 
 def judged(subject: Judged, name: str, changed: Any, target: Target | None = None) -> list[Mismatch]:

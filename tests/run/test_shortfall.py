@@ -11,7 +11,7 @@ import pytest
 from conformance.declare.probed import UNENDED, Probe
 from conformance.record import result as model
 from conformance.record.missing_ops import Attempt
-from conformance.record.missing_ops import Outcome as Answer
+from conformance.record.missing_ops import AttemptOutcome as Answer
 from conformance.record.result import NOT_RUN, SHOWS, Failure, Outcome, Result, Run
 from conformance.record.shortfall import FINDINGS, SCRIPTS, Shortfall
 from conformance.run import profile_trials, scripts, session

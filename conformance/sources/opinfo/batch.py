@@ -13,7 +13,7 @@ from conformance.engine.executor import AnsweredCall, Execution, Executor, Trans
 from conformance.engine.target import Target
 from conformance.record.names import SPECIALS_BACKWARD
 from conformance.sources.opinfo import seeding
-from conformance.sources.opinfo.variants import SampleCall
+from conformance.sources.opinfo.call import SampleCall
 from conformance.standalone.moving import tensors
 from conformance.standalone.observation import Observation
 

@@ -34,12 +34,12 @@ from conformance.record.names import CHANGED, MEASURED, NOT_COMPARED
 from conformance.record.result import LONGEST_TEXT, Failure, Outcome, Result
 from conformance.sources.opinfo import batch, catalog, surroundings, undefined
 from conformance.sources.opinfo.arguments import Origin
+from conformance.sources.opinfo.call import SampleCall, as_refused
 from conformance.sources.opinfo.finding import failure_of, failure_of_program
-from conformance.sources.opinfo.judge import JudgedCall, as_refused
 from conformance.sources.opinfo.plan import Case
 from conformance.sources.opinfo.sample_program import Unwritable, program_of
 from conformance.sources.opinfo.sampling import Sample, samples
-from conformance.sources.opinfo.variants import NOTHING_THERE, VARIANTS, SampleCall, Skip
+from conformance.sources.opinfo.variants import NOTHING_THERE, Skip, calls_of
 from conformance.standalone.moving import tensors
 from conformance.standalone.observation import Observation
 from conformance.standalone.oracles import WHOLE, Mismatch, headline
@@ -127,7 +127,7 @@ class RunningCase:
         for mismatch in exceeding(self.measured, self.measured.most, "aten ops on CPU and storages moved"):
             excess, call = self.worst[mismatch.oracle]  # the sum exceeds its bound only if one call does
             more = replace(mismatch, detail=f"{mismatch.detail}, {excess} more in this sample")
-            self.fail(failure_of(self.case, self.target, call, more, Observation(), Observation()))
+            self.fail(failure_of(self.target, call, more, Observation(), Observation()))
 
     def result(self, seconds: float) -> Result:
         """Return the result of the case."""
@@ -171,7 +171,7 @@ class RunningCase:
         self.failed += bool(mismatches)
         for mismatch in mismatches:
             if mismatch.oracle not in self.failures:
-                self.fail(failure_of(self.case, self.target, call, mismatch, expected, actual))
+                self.fail(failure_of(self.target, call, mismatch, expected, actual))
 
     def _watch(self, call: SampleCall) -> Watch:
         """Return a callback that notes each step of the call on the target."""
@@ -179,7 +179,7 @@ class RunningCase:
 
     def _calls(self, sample: Sample) -> Iterator[SampleCall]:
         try:
-            yield from VARIANTS[self.case.variant](self.op, sample)
+            yield from calls_of(self.case, sample)
         except Skip as reason:
             self.skip(str(reason), excused=str(reason) in NOTHING_THERE)
 
@@ -208,7 +208,7 @@ class RunningCase:
             self.fail(Failure(NOT_COMPARED, "an input", "a comparison", "none", detail, call.sample.index))
         elif (left_out := _left_out(self.case, call, expected)) is not None:
             self.skip(*left_out)
-        elif beside := changed and error is None and surroundings.faults(self.op, call, self.dtype, expected):
+        elif beside := changed and error is None and surroundings.faults(call, expected):
             if self.fault or self.target.name != reference().name:
                 reason = self.fault or "torch CPU's answer depends on the memory beside its operands"
                 self.skip(reason, excused=True)
@@ -227,8 +227,7 @@ class RunningCase:
 
             def right(at: int, actual: Execution) -> bool:
                 call, expected = pairs[at]
-                subject = JudgedCall(self.case, call)
-                judgement = judge(subject, expected, actual, self.target, self.target.facts.oracles)
+                judgement = judge(call, expected, actual, self.target, self.target.facts.oracles)
                 return not (judgement.mismatches or judgement.arbitrated or judgement.tolerated)
 
             def watch(number: int, builds: bool) -> None:
@@ -251,7 +250,7 @@ class RunningCase:
             self._measure(call, expected, actual)
         # PyTorch does not define the content of operands after a refused call.
         oracles = {"error"} if case.variant in CHANGED and error is not None else target.facts.oracles
-        mismatches, arbitrated, tolerated = judge(JudgedCall(case, call), expected, actual, target, oracles)
+        mismatches, arbitrated, tolerated = judge(call, expected, actual, target, oracles)
         mismatches = [mismatch for mismatch in mismatches if not as_refused(call, expected.last, actual.last, mismatch)]
         if mismatches and self.fault:
             return self.skip(self.fault, excused=True)
@@ -291,7 +290,7 @@ class RunningCase:
         if self._broken_by_layout(call, watch):
             return None
         try:
-            program = program_of(case, call)
+            program = program_of(call)
         except Unwritable as reason:
             return self.skip(f"no program holds {reason}", excused=True)
         verdict = judge_program(program, target, watch=watch)

@@ -26,10 +26,9 @@ from conformance.record.finding import MOVE
 from conformance.record.result import Failure
 from conformance.record.sentences import sentence
 from conformance.sources.opinfo import script
-from conformance.sources.opinfo.judge import JudgedCall
+from conformance.sources.opinfo.call import SampleCall
 from conformance.sources.opinfo.plan import Case
 from conformance.sources.opinfo.sample_program import written
-from conformance.sources.opinfo.variants import SampleCall
 from conformance.standalone.observation import Observation
 from conformance.standalone.oracles import MAX_SHOWN, Mismatch, Tolerance, differing
 
@@ -41,11 +40,11 @@ LONGEST_INPUTS = 400
 
 
 def failure_of(
-    case: Case, target: Target, call: SampleCall, mismatch: Mismatch, expected: Observation, actual: Observation
+    target: Target, call: SampleCall, mismatch: Mismatch, expected: Observation, actual: Observation
 ) -> Failure:
-    terms, program, names = JudgedCall(case, call).terms, None, dict[str, str]()
+    program, names = None, dict[str, str]()
     with contextlib.suppress(Unwritable):
-        program, names = written(case, call)
+        program, names = written(call)
     if program is not None and sum(storage.size for storage in program.storages) > LONGEST_INPUTS:
         program, names = None, {}
     named = _renamed(mismatch, names)
@@ -54,18 +53,16 @@ def failure_of(
         named,
         where=where,
         sample=call.sample.index,
-        call=script.summary(call.source or case.name, call.tree),
+        call=script.summary(call.source or call.case.name, call.tree),
         script=script.standalone(
-            case,
             target,
             call,
             sentence(replace(named, where=where)),
             named,
             program,
-            terms=terms,
             sparse=any(name.endswith("['layout']") for name in expected.others),
         ),
-        **_shown(mismatch, expected, actual, terms.tolerance),
+        **_shown(mismatch, expected, actual, call.terms.tolerance),
     )
 
 

@@ -13,7 +13,7 @@ from conformance.sources.opinfo.plan import Case
 
 if TYPE_CHECKING:
     from conformance.engine.target import Target
-    from conformance.sources.opinfo.variants import SampleCall
+    from conformance.sources.opinfo.call import SampleCall
 
 
 def names(spec: str) -> list[str]:
@@ -30,7 +30,7 @@ def call_of(target: Target, name: str) -> SampleCall | str:
 
     from conformance.sources.opinfo import catalog
     from conformance.sources.opinfo.sampling import samples
-    from conformance.sources.opinfo.variants import VARIANTS, Skip
+    from conformance.sources.opinfo.variants import Skip, calls_of
 
     (entry,) = (entry for entry in catalog.entries() if entry.name == name)
     held = target.facts.dtypes
@@ -38,9 +38,9 @@ def call_of(target: Target, name: str) -> SampleCall | str:
     dtype = next((dtype for dtype in known if dtype in entry.dtypes), None)
     if dtype is None:
         return "the device holds none of its dtypes"
-    op = catalog.find(Case(entry.op, entry.overload, entry.family, dtype, "forward", "as_sampled"))
-    sample = next(samples(op, "forward", getattr(torch, dtype), "as_sampled", 1), None)
+    case = Case(entry.op, entry.overload, entry.family, dtype, "forward", "as_sampled")
+    sample = next(samples(catalog.find(case), "forward", getattr(torch, dtype), "as_sampled", 1), None)
     try:
-        return next(VARIANTS["forward"](op, sample), "no sample") if sample is not None else "no sample"
+        return next(calls_of(case, sample), "no sample") if sample is not None else "no sample"
     except Skip:
         return "no sample"

@@ -29,9 +29,7 @@ from conformance.program.steps.op_db import has_function, has_method
 from conformance.program.steps.states import SEEDS
 from conformance.record.names import ORACLES, SPECIALS_BACKWARD
 from conformance.sources.opinfo import catalog
-from conformance.sources.opinfo.judge import JudgedCall, process_of
-from conformance.sources.opinfo.plan import Case
-from conformance.sources.opinfo.variants import SampleCall, draws_numbers
+from conformance.sources.opinfo.call import SampleCall
 from conformance.standalone.moving import storage_key, tensors
 from conformance.standalone.observation import Observation, Raised, names_of
 from conformance.standalone.oracles import WHOLE, compare
@@ -45,17 +43,17 @@ STEP = "step 1"
 """Name of the answer of the call's step, if it is no tensor."""
 
 
-def program_of(case: Case, call: SampleCall) -> Program:
+def program_of(call: SampleCall) -> Program:
     """Return the call as a program; see `written`."""
-    return written(case, call)[0]
+    return written(call)[0]
 
 
-def written(case: Case, call: SampleCall) -> tuple[Program, dict[str, str]]:
+def written(call: SampleCall) -> tuple[Program, dict[str, str]]:
     """Return the call as a program on the call's terms, and its names by the names in an observation of the call.
 
     Runs the call and the program on torch CPU. Raises Unwritable."""
-    op = catalog.find(case)
-    if process_of(case, call.sample) is not None:
+    case, op = call.case, catalog.find(call.case)
+    if call.process is not None:
         raise Unwritable("a result whose sign or phase is free")
     names = _Names(call)
     args, kwargs = names.arguments(call)
@@ -68,10 +66,10 @@ def written(case: Case, call: SampleCall) -> tuple[Program, dict[str, str]]:
         seen = replace(seen, others={} if outcome else {RESULT: outcome})
     results, ending = results_of(outcome) if error is None else ({}, "")
     known = names.of_observation(run.outcome, results, error)
-    draws = error is None and draws_numbers(op, call.sample)
-    derived = _derived_along(case, names, call) if error is None else ()
-    backward = _backward(case, names, call, results)
-    bare, reason = names.program(case, call), ""
+    draws = error is None and call.draws
+    derived = _derived_along(names, call) if error is None else ()
+    backward = _backward(names, call, results)
+    bare, reason = names.program(call), ""
     oracles = {*ORACLES} if catalog.has_value(op) else {*ORACLES} - {"value", "storage"}
     forms = steps_of(op, case.variant, ending, (*derived, *args), kwargs)
     for step, seed in itertools.product(forms, SEEDS if draws else ("",)):
@@ -84,19 +82,19 @@ def written(case: Case, call: SampleCall) -> tuple[Program, dict[str, str]]:
             reason = reason or f"a program without a defined meaning: {_cause(str(broken))}"
             continue
         if not compare(_renamed(seen, known, answer), answer, oracles=oracles):
-            return replace(program, **_terms(case, call, known, answer)), known
+            return replace(program, **_terms(call, known, answer)), known
         reason = reason or "a public function that answers differently from the entry"
     raise Unwritable(reason or "a call without a public name")
 
 
-def unrun(case: Case, call: SampleCall) -> Program:
+def unrun(call: SampleCall) -> Program:
     """Return a call that ends the process, as a program of one step without results. Nothing runs.
 
     Raises Unwritable."""
     names = _Names(call)
     args, kwargs = names.arguments(call)
-    for step in steps_of(catalog.find(case), case.variant, "", args, kwargs):
-        return names.program(case, call).with_steps((step,))
+    for step in steps_of(catalog.find(call.case), call.case.variant, "", args, kwargs):
+        return names.program(call).with_steps((step,))
     raise Unwritable("a call without a public name")
 
 
@@ -127,13 +125,13 @@ class _Names:
         args = tuple(encoded(value, self.marker) for value in (call.tree["input"], *call.tree["args"]))
         return args, {key: encoded(value, self.marker) for key, value in named.items()}
 
-    def program(self, case: Case, call: SampleCall) -> Program:
+    def program(self, call: SampleCall) -> Program:
         """Return a program with the named tensors as inputs, without steps. Raises Unwritable."""
         try:
             storages, inputs = inputs_of(self.tensors)
         except NotAnInput as error:
             raise Unwritable(str(error)) from error
-        return Program(storages, inputs, note=f"{case.id}, sample {call.sample.index}")
+        return Program(storages, inputs, note=f"{call.case.id}, sample {call.sample.index}")
 
     def of_observation(self, outcome: Any, results: Collection[str], error: Raised | None) -> dict[str, str]:
         """Return the program's names by the names in an observation of the call."""
@@ -161,23 +159,23 @@ def results_of(outcome: Any) -> tuple[dict[str, torch.Tensor], str]:
     return named, ending
 
 
-def _derived_along(case: Case, names: _Names, call: SampleCall) -> tuple[Json, ...]:
+def _derived_along(names: _Names, call: SampleCall) -> tuple[Json, ...]:
     """Return the tangents and the cotangents of a derivative in forward mode, from the call's last run: two lists."""
-    if case.variant != FORWARD_OVER_BACKWARD:
+    if call.case.variant != FORWARD_OVER_BACKWARD:
         return ()
     count = sum(operand.requires_grad for operand in tensors(call.tree))
-    drawn = [tensor(names.name(direction)) for direction in call.draws.last]
+    drawn = [tensor(names.name(direction)) for direction in call.drawn.last]
     return drawn[:count], drawn[count:]
 
 
-def _backward(case: Case, names: _Names, call: SampleCall, results: Mapping[str, torch.Tensor]) -> tuple[Step, ...]:
+def _backward(names: _Names, call: SampleCall, results: Mapping[str, torch.Tensor]) -> tuple[Step, ...]:
     """Return the steps that differentiate the results with the cotangents of the call's last run."""
-    if case.variant not in BACKWARD:
+    if call.case.variant not in BACKWARD:
         return ()
     roots = [name for name, result in results.items() if result.requires_grad]
     steps = [
         Step("backward", (tensor(name), tensor(names.name(cotangent))))
-        for name, cotangent in zip(roots, call.draws.last)
+        for name, cotangent in zip(roots, call.drawn.last)
     ]
     return tuple(replace(step, kwargs={"retain_graph": True}) for step in steps[:-1]) + tuple(steps[-1:])
 
@@ -242,14 +240,14 @@ def _renamed(seen: Observation, names: Mapping[str, str], program: Observation) 
     )
 
 
-def _terms(case: Case, call: SampleCall, names: Mapping[str, str], answer: Observation) -> dict[str, Any]:
+def _terms(call: SampleCall, names: Mapping[str, str], answer: Observation) -> dict[str, Any]:
     """Return the terms of the call, with the dtypes and names of its program."""
     dtypes = {
         dtype_name(tensor.dtype)
         for tensor in answer.tensors.values()
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex
     }
-    terms, undefined = JudgedCall(case, call).terms, list[str]()
+    terms, undefined = call.terms, list[str]()
     for beginning in terms.undefined:
         fact, _, root = beginning.rpartition(" ")
         undefined += [f"{fact} {name}" for old, name in names.items() if old.partition("[")[0] == root]

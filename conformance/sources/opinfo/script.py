@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from conformance.engine.judge import Terms
 from conformance.engine.target import Target
 from conformance.program.model import Program
 from conformance.program.script import script as program_script
@@ -27,7 +26,7 @@ from conformance.standalone.script_runtime import leaves_by_name
 from conformance.standalone.tensor_source import input_lines
 
 if TYPE_CHECKING:
-    from conformance.sources.opinfo.variants import SampleCall
+    from conformance.sources.opinfo.call import SampleCall
 
 
 def function_name(op: Any) -> str | None:
@@ -71,21 +70,20 @@ def _brief(value: Any) -> str:
 
 
 def standalone(
-    case: Case,
     target: Target,
     call: SampleCall,
     finding: str,
     mismatch: Mismatch | None = None,
     program: Program | None = None,
     *,
-    terms: Terms,
     sparse: bool = False,
 ) -> str:
     """Return the script that makes the call on the CPU and on the target and prints both answers.
 
     `mismatch` has the names of the `program`, if there is one. `sparse` says that a result is sparse.
     """
-    tree, sample, own_process = call.tree, call.sample, call.sample.process is not None
+    case, tree, sample, terms = call.case, call.tree, call.sample, call.terms
+    own_process = sample.process is not None
     notes = [f"Again: {again(case, target.spec, sample.index)}"]
     if program is not None:
         mismatches = [mismatch] if mismatch is not None else []

@@ -27,11 +27,12 @@ from conformance.run.failing_program import FailingProgram
 from conformance.run.smaller import DISTINCT_SAMPLE, SAMPLE, is_shown, shows_same_failure, unexplained, watch_steps
 from conformance.run.worker import loaded, unit
 from conformance.sources.opinfo import catalog, seeding, undefined
+from conformance.sources.opinfo.call import SampleCall
 from conformance.sources.opinfo.finding import LONGEST_INPUTS, LONGEST_LINES, failure_of_program
 from conformance.sources.opinfo.plan import Case
 from conformance.sources.opinfo.sample_program import RESULT, program_of, unrun
 from conformance.sources.opinfo.sampling import samples
-from conformance.sources.opinfo.variants import VARIANTS, SampleCall, Skip
+from conformance.sources.opinfo.variants import Skip, calls_of
 from conformance.standalone.oracles import Mismatch
 from conformance.standalone.script import bare, own_part
 from conformance.standalone.torch_compat import op_db_unseeded
@@ -121,7 +122,7 @@ def programs_of(case: Case, failure: Failure, target: Target, checked: bool = Tr
     for call in _calls(case, failure.sample, target):
         if not call.note or failure.oracle in DEATHS or f"({call.note})" in failure.where:
             try:
-                programs.append(written(case, call))
+                programs.append(written(call))
             except Unwritable as error:
                 reason = str(error)
     return programs, reason
@@ -134,5 +135,5 @@ def _calls(case: Case, index: int, target: Target) -> Iterator[SampleCall]:
     with unseeded, contextlib.suppress(Skip):
         for sample in samples(op, case.variant, dtype, case.layout, None):
             if sample.index == index:
-                yield from VARIANTS[case.variant](op, sample)
+                yield from calls_of(case, sample)
                 return

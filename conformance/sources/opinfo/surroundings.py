@@ -13,7 +13,7 @@ import torch
 from conformance.engine.executor import Execution, Executor
 from conformance.engine.loading import reference
 from conformance.sources.opinfo import catalog
-from conformance.sources.opinfo.variants import SampleCall
+from conformance.sources.opinfo.call import SampleCall
 from conformance.standalone.layouts import contiguous_stride
 from conformance.standalone.moving import map_leaves, storage_key, tensors, whole_storage
 from conformance.standalone.oracles import Mismatch, compare
@@ -27,10 +27,11 @@ FILL = 1
 """Value of these elements. As an index it is mostly in range, so a wrong read shows and does not end the process."""
 
 
-def faults(op: Any, call: SampleCall, dtype: torch.dtype, expected: Execution) -> list[Mismatch]:
+def faults(call: SampleCall, expected: Execution) -> list[Mismatch]:
     """Return the differences between torch CPU's answer and its answer for operands within larger storages, and the
     writes beside operands. An operator without a defined value has no difference in values.
     """
+    op = catalog.find(call.case)
     if op.name.removeprefix("ops.aten.").startswith(BEYOND):
         return []
     copies: dict[int, Any] = {}
@@ -45,9 +46,8 @@ def faults(op: Any, call: SampleCall, dtype: torch.dtype, expected: Execution) -
             beside = torch.cat([flat[:MARGIN], flat[-MARGIN:]])
             if not bool((beside == FILL).all()):
                 mismatches.append(Mismatch("storage", f"tensor {number} of the call", "unchanged", "a write beside it"))
-    tolerance = catalog.tolerances(op, dtype)
     oracles = {"error", "structure", "dtype", "shape", *(("value",) if catalog.has_value(op) else ())}
-    return [*mismatches, *compare(expected.last, again.last, oracles=oracles, tolerance=tolerance)]
+    return [*mismatches, *compare(expected.last, again.last, oracles=oracles, tolerance=call.terms.tolerance)]
 
 
 def _surrounded(leaf: Any, kept: set[int]) -> Any:

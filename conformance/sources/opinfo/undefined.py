@@ -52,6 +52,7 @@ def faulty(op: str, variant: str) -> bool:
     )
 
 
+@functools.lru_cache(maxsize=1)  # of one case after the other, each asked for every sample
 def rules_of(case: Case) -> tuple[str, ...]:
     """Return the names of the judge's rules for a case: the order of equal elements, and the choices of a
     decomposition, are open in every case, the other parts with special values or changed arguments."""

@@ -1,31 +1,28 @@
 """Calls of a sample, by variant: the function, the method, in place, into out=, or backward.
 
-Defines `SampleCall`, `VARIANTS` and `reference`. A call is a function of inputs that may lie anywhere, so the CPU and
-the target make the same call. Only the function under test goes through a target's transform, not the code around it.
-Comparison is not part of this module.
+Defines `calls_of`. Only the function under test goes through a target's transform, not the code around it: for
+`backward`, a compiler gets `op(input, *args, **kwargs)`, and the cotangents are drawn outside.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
-from conformance.engine.aten_ops import Tagged
-from conformance.engine.executor import AnsweredCall, Transform
 from conformance.engine.loading import reference
-from conformance.engine.target import Target
 from conformance.record.names import CHANGED, SPECIALS, SPECIALS_BACKWARD
-from conformance.sources.opinfo import script, seeding
+from conformance.sources.opinfo import catalog, script, seeding
+from conformance.sources.opinfo.call import Apply, Draws, SampleCall
+from conformance.sources.opinfo.plan import Case
 from conformance.sources.opinfo.sampling import Sample
 from conformance.standalone.layouts import contiguous_stride
 from conformance.standalone.moving import map_leaves, moved, tensors
-from conformance.standalone.torch_compat import DRAWS_NUMBERS, with_memory
+from conformance.standalone.torch_compat import with_memory
 
 NO_SPECIALS = "it has no tensor that special values can be placed in"
 NO_GRADIENT = "no input requires a gradient"
@@ -35,85 +32,8 @@ NOTHING_THERE = frozenset({NO_SPECIALS, NO_GRADIENT})
 OUT_FORMS = ("right-sized", "empty", "with gaps")
 
 
-class Draws:
-    """Tangents and cotangents of a call, drawn on the CPU from the seed, in the dtype of the tensor that they belong
-    to. Under `repeated`, a run gets those of the last run, since other dtypes would draw other numbers.
-    """
-
-    def __init__(self) -> None:
-        self.last: list[torch.Tensor] = []
-        self.replayed: Iterator[torch.Tensor] | None = None
-
-    def start(self) -> None:
-        """Begin a run of the call."""
-        self.last = self.last if self.replayed else []
-
-    def __call__(self, like: torch.Tensor) -> torch.Tensor:
-        if self.replayed:
-            return next(self.replayed).to(like.dtype)
-        self.last.append(torch.randn(like.shape, dtype=like.dtype))
-        return self.last[-1].to(like.device)
-
-    @contextlib.contextmanager
-    def repeated(self) -> Iterator[None]:
-        """Context in which runs of the call draw nothing and get the last run's tensors."""
-        self.replayed = iter(self.last)
-        try:
-            yield
-        finally:
-            self.replayed = None
-
-
-Apply = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""The target's transform, or the identity."""
-
-
-@dataclass
-class SampleCall:
-    """One call to compare, as the executor's subject.
-
-    `tree` holds the inputs on the CPU, by name. `run` makes the call on inputs that lie anywhere. The function under
-    test goes through `apply`; code around it, such as drawing cotangents or running backward, does not. `source` is the
-    function's name in a script, or None if it has no name.
-    """
-
-    sample: Sample
-    tree: dict[str, Any]
-    run: Callable[[dict[str, Any], Apply], Any]
-    source: str | None
-    note: str = ""
-    draws: Draws = field(default_factory=Draws)
-
-    def on(self, tree: dict[str, Any]) -> SampleCall:
-        """Return the same call on other inputs."""
-        return replace(self, tree=tree)
-
-    def inputs(self) -> tuple[dict[str, Any], set[int]]:
-        """Return the inputs, and the storages of inputs that stay on the CPU."""
-        return self.tree, self.sample.kept
-
-    def begin(self, inputs: dict[str, Any], target: Target, transform: Transform | None) -> AnsweredCall:
-        """Begin the call on inputs that lie on the target. The same seed is set on each side. A function without a
-        name gets a unique key."""
-        apply = transform or (lambda function: function)
-
-        def call() -> Any:
-            seeding.seed(target.device)
-            return self.run(inputs, apply)
-
-        return AnsweredCall((self.source or object(), self.note, self.run.__qualname__), inputs, call, self.tree)
-
-
 class Skip(Exception):
     """This sample cannot be compared; the text says why."""
-
-
-def draws_numbers(op: Any, sample: Sample) -> bool:
-    """Whether the op draws random numbers; a device with its own generator draws other numbers than the CPU."""
-    tree = moved(sample.tree, reference().send, reference().device, sample.kept)
-    with Tagged(DRAWS_NUMBERS) as seen:
-        op.op(tree["input"], *tree["args"], **tree["kwargs"])
-    return seen.seen
 
 
 def _named(function: Callable[..., Any]) -> Callable[[dict[str, Any], Apply], Any]:
@@ -125,32 +45,32 @@ def _named(function: Callable[..., Any]) -> Callable[[dict[str, Any], Apply], An
     return lambda tree, apply: apply(call)(tree["input"], tree["args"], tree["kwargs"])
 
 
-def _function(op: Any, sample: Sample) -> Iterator[SampleCall]:
-    yield SampleCall(sample, sample.tree, _named(op.op), script.function_name(op))
+def _function(case: Case, op: Any, sample: Sample) -> Iterator[SampleCall]:
+    yield SampleCall(case, sample, sample.tree, _named(op.op), script.function_name(op))
 
 
-def _special(calls_of: Callable[[Any, Sample], Iterator[SampleCall]], op: Any, sample: Sample) -> Iterator[SampleCall]:
+def _special(calls: Calls, case: Case, op: Any, sample: Sample) -> Iterator[SampleCall]:
     if not sample.changed:
         raise Skip(NO_SPECIALS)
-    yield from calls_of(op, sample)
+    yield from calls(case, op, sample)
 
 
-def _changed(op: Any, sample: Sample) -> Iterator[SampleCall]:
+def _changed(case: Case, op: Any, sample: Sample) -> Iterator[SampleCall]:
     """Yield the call whose argument has been changed: of the function, or in place."""
     assert sample.origin is not None
-    calls = _on_tensor("inplace_variant", "_", op, sample) if sample.origin.form else _function(op, sample)
+    calls = _on_tensor("inplace_variant", "_", case, op, sample) if sample.origin.form else _function(case, op, sample)
     yield from (replace(call, note=str(sample.origin)) for call in calls)
 
 
-def _on_tensor(attribute: str, suffix: str, op: Any, sample: Sample) -> Iterator[SampleCall]:
+def _on_tensor(attribute: str, suffix: str, case: Case, op: Any, sample: Sample) -> Iterator[SampleCall]:
     """Yield the call of a tensor method, or of a function of tensor lists, that the OpInfo stores in this attribute."""
     listed = op.name.startswith("_foreach") and isinstance(sample.input, list)
     if not (isinstance(sample.input, torch.Tensor) or listed):
         raise Skip("the first argument is no tensor, so there is no method to call")
-    yield SampleCall(sample, sample.tree, _named(getattr(op, attribute)), script.method_name(op, suffix))
+    yield SampleCall(case, sample, sample.tree, _named(getattr(op, attribute)), script.method_name(op, suffix))
 
 
-def _out(op: Any, sample: Sample) -> Iterator[SampleCall]:
+def _out(case: Case, op: Any, sample: Sample) -> Iterator[SampleCall]:
     def call(input: Any, args: Any, kwargs: Any, out: Any) -> Any:
         return op.op(input, *args, **kwargs, out=out)
 
@@ -170,7 +90,7 @@ def _out(op: Any, sample: Sample) -> Iterator[SampleCall]:
         outs = [_out_tensor(tensor, form) for tensor in wanted]
         out = outs[0] if isinstance(result, torch.Tensor) else tuple(outs)
         name = script.function_name(op)
-        yield SampleCall(sample, {**sample.tree, "out": out}, run, name, f"out {form}")
+        yield SampleCall(case, sample, {**sample.tree, "out": out}, run, name, f"out {form}")
 
 
 def _out_tensor(like: torch.Tensor, form: str) -> torch.Tensor:
@@ -188,7 +108,7 @@ differentiates it.
 """
 
 
-def _differentiated(derive: Derive, op: Any, sample: Sample) -> Iterator[SampleCall]:
+def _differentiated(derive: Derive, case: Case, op: Any, sample: Sample) -> Iterator[SampleCall]:
     if not any(tensor.requires_grad for tensor in tensors(sample.tree)):
         raise Skip(NO_GRADIENT)
     drawn, forward = Draws(), _named(op.op)
@@ -202,7 +122,7 @@ def _differentiated(derive: Derive, op: Any, sample: Sample) -> Iterator[SampleC
         drawn.start()
         return derive(tree, function, drawn)
 
-    yield SampleCall(sample, sample.tree, run, script.function_name(op), draws=drawn)
+    yield SampleCall(case, sample, sample.tree, run, script.function_name(op), drawn=drawn)
 
 
 def _backward(tree: dict[str, Any], function: Any, drawn: Draws) -> Any:
@@ -232,7 +152,10 @@ def _forward_over_backward(tree: dict[str, Any], function: Any, drawn: Draws) ->
         return [with_memory(forward_ad.unpack_dual(g).tangent if g is not None else None) for g in gradients]
 
 
-VARIANTS: dict[str, Callable[[Any, Sample], Iterator[SampleCall]]] = {
+Calls = Callable[[Case, Any, Sample], Iterator[SampleCall]]
+"""Function that yields the calls of a case's OpInfo and sample. Raises Skip."""
+
+VARIANTS: dict[str, Calls] = {
     "forward": _function,
     "reference_inputs": _function,
     "error_inputs": _function,
@@ -245,3 +168,8 @@ VARIANTS: dict[str, Callable[[Any, Sample], Iterator[SampleCall]]] = {
     **dict.fromkeys(SPECIALS, functools.partial(_special, _function)),
     **dict.fromkeys(SPECIALS_BACKWARD, functools.partial(_special, functools.partial(_differentiated, _backward))),
 }
+
+
+def calls_of(case: Case, sample: Sample) -> Iterator[SampleCall]:
+    """Yield the calls of a sample in the case's variant. Raises Skip."""
+    yield from VARIANTS[case.variant](case, catalog.find(case), sample)

@@ -16,25 +16,25 @@ from conformance.program.shadow import reference
 from conformance.program.steps.op import tensor
 from conformance.record.names import LAYOUTS, SPECIALS, SPECIALS_BACKWARD
 from conformance.sources.opinfo import catalog
+from conformance.sources.opinfo.call import SampleCall
 from conformance.sources.opinfo.plan import Case
 from conformance.sources.opinfo.sample_program import program_of
 from conformance.sources.opinfo.sampling import samples
-from conformance.sources.opinfo.variants import VARIANTS, SampleCall
+from conformance.sources.opinfo.variants import calls_of
 from conformance.standalone.moving import tensors
 
 
 def calls(name: str, variant: str = "forward", layout: str = "as_sampled", dtype: str = "float32", count: int = 2
-          ) -> list[tuple[Case, SampleCall]]:  # fmt: skip
-    """The calls of an entry's first samples, each with its case."""
+          ) -> list[SampleCall]:  # fmt: skip
+    """The calls of an entry's first samples."""
     op, _, overload = name.partition("/")
     case = Case(op, overload, "", dtype, variant, layout)
-    info = catalog.find(case)
-    drawn = samples(info, variant, getattr(torch, dtype), layout, count)
-    return [(case, call) for sample in drawn for call in VARIANTS[variant](info, sample)]
+    drawn = samples(catalog.find(case), variant, getattr(torch, dtype), layout, count)
+    return [call for sample in drawn for call in calls_of(case, sample)]
 
 
 def programs(*args: str, **options: str) -> list[Program]:
-    return [program_of(case, call) for case, call in calls(*args, **options)]  # type: ignore[arg-type]
+    return [program_of(call) for call in calls(*args, **options)]  # type: ignore[arg-type]
 
 
 def text(program: Program) -> list[str]:
@@ -119,8 +119,8 @@ class TestLayouts:
     @pytest.mark.parametrize("name", ["mul", "nn.functional.conv2d"])
     def test_geometry_and_values(self, layout: str, name: str) -> None:
         """Each tensor keeps its size, strides, offset and storage, and each value its bits."""
-        for case, call in calls(name, layout=layout):
-            program = program_of(case, call)
+        for call in calls(name, layout=layout):
+            program = program_of(call)
             inputs, originals = [*make_inputs(program).values()], list({id(t): t for t in tensors(call.tree)}.values())
             for one, two in zip(inputs, originals, strict=True):
                 assert (one.size(), one.stride(), one.storage_offset()) == (
@@ -134,13 +134,13 @@ class TestLayouts:
 
     def test_tensors_on_one_storage(self) -> None:
         """Tensors that share a storage still share it, and an object that occurs twice is one input."""
-        ((case, call),) = calls("add", count=1)
+        (call,) = calls("add", count=1)
         base = torch.arange(8.0)
         call.tree.update(input=base[1:5], args=(base[3:7],))
-        program = program_of(case, call)
+        program = program_of(call)
         assert (len(program.storages), [one.offset for one in program.inputs]) == (1, [1, 3])
         call.tree.update(args=(call.tree["input"],))
-        assert len(program_of(case, call).inputs) == 1
+        assert len(program_of(call).inputs) == 1
 
     def test_tensor_on_the_cpu(self) -> None:
         """A tensor that OpInfo keeps on the CPU is a constant on the CPU."""
@@ -174,16 +174,16 @@ class TestUnwritable:
     )
     def test_reason(self, name: str, variant: str, reason: str) -> None:
         """A call that no program can hold has a reason."""
-        for case, call in calls(name, variant):
+        for call in calls(name, variant):
             with pytest.raises(Unwritable, match=f"^{reason}$"):
-                program_of(case, call)
+                program_of(call)
 
     def test_large_input(self) -> None:
         """A storage of more than 10,000 elements is no input."""
-        ((case, call),) = calls("add", count=1)
+        (call,) = calls("add", count=1)
         call.tree.update(input=torch.ones(10_001))
         with pytest.raises(Unwritable, match=r"more than 10,000 elements"):
-            program_of(case, call)
+            program_of(call)
 
     def test_other_answer(self) -> None:
         """An entry that answers differently from the function of its name is not written as that function."""
