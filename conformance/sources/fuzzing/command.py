@@ -240,14 +240,16 @@ def line(running: Campaign) -> str:
 
 def show_progress(running: Campaign, view: View) -> None:
     """Let the campaign show its progress, and each finding as soon as it is confirmed."""
-    known = set[str]()
+    known = set[object]()
 
     def tell(at: Campaign) -> None:
         findings = at.distinct()
         for finding in findings:
             cause = finding.pattern_if_shrunk or finding.signature  # one line for a bug of many operators
-            if cause not in known and finding.op != MOVE:  # one sentence at the end reports a failing move
-                known.add(cause)
+            names = {cause, (finding.number, finding.part)}  # a culprit, once found, is another cause of this program
+            told = not names.isdisjoint(known)
+            known.update(names)
+            if not told and finding.op != MOVE:  # one sentence at the end reports a failing move
                 result = result_of(finding)
                 also = f" ({WITHOUT_BACKEND})" if finding.layer else ""
                 view.finding(f"{result.outcome} in program {finding.number}: {headline(result)}{also}")
