@@ -228,6 +228,11 @@ _BY_GROUP: Mapping[str, Mapping[str, Flag]] = {
         "device": Flag(
             "device of torch, or target, on which the operator runs (default: torch CPU)", arguments={"metavar": "NAME"}
         ),
+        "reference-on-device": Flag("run the reference on the device as well, not on torch CPU", arguments=_SWITCH),
+        "ties": Flag(
+            "an index of any of several equal elements is right", arguments={"choices": ("any",), "default": None}
+        ),
+        "random": Flag("the operator draws its own random numbers: compare distributions", arguments=_SWITCH),
         "forbid": Flag(
             "operator of torch that may not be called, aten::NAME; may be repeated", arguments=_many("NAME")
         ),

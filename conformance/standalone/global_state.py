@@ -10,12 +10,16 @@ worthless. One that seeds a generator or leaves autograd off changes the user's 
 
 from __future__ import annotations
 
+import builtins
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from conformance.standalone.torch_compat import count_modes
 
 REPLACEABLE: Mapping[str, Any] = {
     "torch": torch,
@@ -25,8 +29,12 @@ REPLACEABLE: Mapping[str, Any] = {
     "torch.special": torch.special,
     "torch.autograd": torch.autograd,
     "torch.testing": torch.testing,
+    "torch.nn.Module": torch.nn.Module,
+    "torch.cuda": torch.cuda,
+    "builtins": builtins,
+    "time": time,
 }
-"""Modules and classes whose functions a call must not replace."""
+"""Modules and classes whose functions a call must not replace: those with which it may be compared, or timed."""
 
 WRAPPED_BY_DYNAMO = "torch.manual_seed"
 """A function that torch itself replaces when it imports Dynamo, as the first call of a custom operator does."""
@@ -40,6 +48,9 @@ MODES: Mapping[str, Callable[[], Any]] = {
     "torch.get_default_dtype()": torch.get_default_dtype,
     "torch.get_default_device()": torch.get_default_device,
     "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision,
+    "torch.backends.cuda.matmul.allow_tf32": lambda: torch.backends.cuda.matmul.allow_tf32,
+    "torch.backends.mkldnn.enabled": lambda: torch.backends.mkldnn.enabled,
+    "the number of modes around each call": count_modes,
     "torch.get_num_threads()": torch.get_num_threads,
     "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled,
     "whether numbers below the smallest normal one are 0": lambda: sys.float_info.min / 2 == 0,

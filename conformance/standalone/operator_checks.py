@@ -19,7 +19,6 @@ import dataclasses
 import functools
 import itertools
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -32,7 +31,7 @@ import torch
 from conformance.record.accuracy import TIMES, limit, shown
 from conformance.record.names import DTYPES, SIGNIFICANT_STRIDE
 from conformance.standalone.accuracy import SEED, beyond, errors
-from conformance.standalone.conditions import Conditions, Faked, Guarded, OnDevice
+from conformance.standalone.conditions import Conditions, Guarded, OnDevice
 from conformance.standalone.device import Device, is_lost
 from conformance.standalone.fences import READ_ONLY, Watched
 from conformance.standalone.global_state import compare_states, global_state
@@ -49,7 +48,6 @@ from conformance.standalone.observation import (
 )
 from conformance.standalone.oracles import Mismatch, Tolerance, differences, differing, facts_of, show, tolerance_of
 from conformance.standalone.rounding import ARBITRATED, Swayed, Widened, arbitrate
-from conformance.standalone.torch_compat import raising_inner, symbolic_results, version_of, with_memory
 
 Function = Callable[..., Any]
 Inputs = Callable[[], dict[str, Any]]
@@ -68,14 +66,20 @@ MIXED = "mixed"
 SPECIAL = "specials"
 """Kind of a call with special values."""
 
+STRIDED = "layouts"
+"""Kind of a call with strided, offset or expanded inputs."""
+
+OTHER_DTYPES = "dtypes"
+"""Kind of a call in another dtype than the usual one."""
+
+REFUSABLE = frozenset({MIXED, OTHER_DTYPES})
+"""Kinds of calls that an operator may refuse with any error. It refuses others with NotImplementedError."""
+
 ANSWER = frozenset({"structure", "dtype", "shape", "value", "error"})
 """Oracles that ignore strides and memory."""
 
-FAKE_ORACLES = frozenset({"structure", "dtype", "shape", SIGNIFICANT_STRIDE, "alias", "error"})
-"""Oracles of a fake kernel."""
-
-COMPILED_ORACLES = ANSWER | {SIGNIFICANT_STRIDE, "alias", "storage"}
-"""Oracles that a compiler must not change."""
+HALVES = (torch.float16, torch.bfloat16)
+"""Dtypes in which an operator rounds its results, but must not add."""
 
 SWAYS = 8
 """Pairs of runs whose spread is the error that rounding explains. They move results by up to twice the factor of the
@@ -105,6 +109,9 @@ class CheckedCall:
 
     - `kind`: the check that compares the values of such calls.
     - `tolerance`: rtol and atol; None for torch.testing's.
+    - `scales`: whether the absolute tolerance shrinks with results below 1; not if the user gives one.
+    - `ties`: whether an index of another one of equal elements is right, too.
+    - `random`: whether the operator draws random numbers of its own.
     - `writes`: the inputs that the schema declares as written; None for those that the reference writes.
     - `aliases`: the pairs of a result and an input that share memory by the schema; None for those of the reference.
     - `batch`: the dimensions that the check `batch` splits, by input.
@@ -117,6 +124,8 @@ class CheckedCall:
     - `renewed`: inputs of the same sizes with other values; None if there are none.
     - `device`: the device on which the operator runs; None for torch CPU, on which the reference always runs.
     - `elsewhere`: asks a question in the process in which the operator runs; None if it runs in this one.
+    - `reference_elsewhere`: asks a question in a process in which the reference runs on the device; None if it runs on
+      torch CPU.
     """
 
     operator: Function
@@ -124,6 +133,9 @@ class CheckedCall:
     reference: Function | None = None
     kind: str = "values"
     tolerance: tuple[float, float] | None = None
+    scales: bool = True
+    ties: bool = False
+    random: bool = False
     writes: Collection[str] | None = None
     aliases: Collection[tuple[str, str]] | None = None
     batch: Mapping[str, int] | None = None
@@ -137,6 +149,7 @@ class CheckedCall:
     renewed: Inputs | None = None
     device: Device | None = None
     elsewhere: Callable[..., Any] | None = None
+    reference_elsewhere: Callable[..., Any] | None = None
 
     def ask(self, question: Callable[..., Any], *details: Any) -> Any:
         """Return `question(call, *details)`, which runs the operator. The question and its details are picklable, and
@@ -149,8 +162,12 @@ class CheckedCall:
         return seen
 
     def expected(self, conditions: Conditions | None = None, around: Around = call_plainly) -> Observation:
-        """Return the reference's answer."""
+        """Return the reference's answer, from the device if the reference runs there. In float64, it always runs on
+        torch CPU."""
         assert self.reference is not None
+        if self.reference_elsewhere is not None and conditions is None:
+            seen: Observation = self.reference_elsewhere(observe_reference, around)
+            return seen
         return observe_call(self.reference, self.inputs, conditions, around)
 
     @property
@@ -166,6 +183,12 @@ class CheckedCall:
 def observe_operator(call: CheckedCall, conditions: Conditions | None, around: Around) -> Observation:
     """Call the operator under these conditions."""
     return observe_where_it_runs(call, call.inputs, conditions, around)
+
+
+def observe_reference(call: CheckedCall, around: Around) -> Observation:
+    """Call the reference on the device of the operator."""
+    assert call.reference is not None
+    return observe_where_it_runs(dataclasses.replace(call, operator=call.reference), call.inputs, None, around)
 
 
 def observe_where_it_runs(
@@ -316,6 +339,11 @@ def line_of(error: Raised) -> str:
     return f"{error.kind}: {error.text}".strip().partition("\n")[0][:300]
 
 
+def is_differentiable(leaf: Any) -> bool:
+    """Whether a leaf of the inputs or results is a floating or complex tensor."""
+    return isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex())
+
+
 # The operator and its reference
 
 
@@ -346,9 +374,10 @@ def from_reference(
 
 
 def scaled_tolerances(call: CheckedCall, want: Observation) -> Tolerance:
-    """Return the tolerances for each dtype. torch.testing's absolute ones are for results around 1: for smaller ones
-    they shrink as the largest right result does, so that zeros are no answer. A user's stay as they are."""
-    if call.tolerance:
+    """Return the tolerances for each dtype. The absolute ones of torch.testing and op_db are for results around 1: for
+    smaller ones they shrink as the largest right result does, so that zeros are no answer. A user's stay as they
+    are."""
+    if not call.scales:
         return call.tolerances
     scales: dict[torch.dtype, float] = {}
     for name, seen in want.tensors.items():
@@ -356,8 +385,9 @@ def scaled_tolerances(call: CheckedCall, want: Observation) -> Tolerance:
             finite = seen.value[seen.value.isfinite()].abs()
             scales[seen.dtype] = max(scales.get(seen.dtype, 0.0), float(finite.max()) if finite.numel() else 0.0)
     small = {dtype: scale for dtype, scale in scales.items() if 0 < scale < 1}
-    rules = {dtype: tolerance_of(dtype, None) for dtype in small}
-    return {str(dtype)[6:]: (rules[dtype][0], rules[dtype][1] * scale) for dtype, scale in small.items()}
+    rules = {dtype: tolerance_of(dtype, call.tolerances) for dtype in small}
+    shrunk = {str(dtype)[6:]: (rules[dtype][0], rules[dtype][1] * scale) for dtype, scale in small.items()}
+    return {**call.tolerances, **shrunk}
 
 
 def is_undecided(call: CheckedCall) -> bool:
@@ -382,10 +412,14 @@ def coarsest_dtype(values: Any) -> torch.dtype | None:
 
 def sway_reference(call: CheckedCall, around: Around, narrow: torch.dtype | None) -> list[Observation]:
     """Return the reference's answers in float64 with inputs and rounded results moved: the operator may round in
-    another order, so its error depends on the size of the terms that the reference adds."""
+    another order, so its error depends on the size of the terms that the reference adds. An operator in half precision
+    adds in float32: only the results of the reference's own operators are rounded to halves."""
     if narrow is None:
         return []
-    sways = [Swayed(narrow, seed, units) for seed in range(SWAYS) for units in (2 * TIMES, -2 * TIMES)]
+    add_in = torch.float32 if narrow in HALVES and narrow is coarsest_dtype(call.inputs()) else narrow
+    sways = [Swayed(add_in, seed, units) for seed in range(SWAYS) for units in (2 * TIMES, -2 * TIMES)]
+    if add_in is not narrow:
+        sways += [Swayed(narrow, seed, unit, inputs=False) for seed in range(SWAYS) for unit in (1.0, -1.0)]
     runs = [call.expected(sway, around) for sway in sways]
     return runs if all(run.error is None for run in runs) else []
 
@@ -394,12 +428,14 @@ def compare_results(call: CheckedCall) -> Iterator[Found]:
     """Compare the operator with the reference: results, their metadata and memory, the inputs afterwards, and what the
     call changes of the global state."""
     want, usual = observe_changes(call, "reference")
+    if call.reference_elsewhere is not None:
+        want = call.expected()
     got, changed_state = call.ask(observe_changes, "operator")
     for name, texts in changed_state.items():
         if name not in usual:
             yield "globals", Mismatch("globals", name, *texts)
     if got.error is not None:
-        if call.kind == MIXED:
+        if call.kind in REFUSABLE or (call.kind == STRIDED and got.error.not_implemented):
             raise NotJudged(f"the operator refuses them: {line_of(got.error)}")
         name = "memory" if out_of_memory(f"{got.error.kind}: {got.error.text}") else call.kind
         yield name, Mismatch(name, RESULT, "an answer", got.error.kind, line_of(got.error))
@@ -412,10 +448,13 @@ def compare_results(call: CheckedCall) -> Iterator[Found]:
     inputs = tensors_by_name(call.inputs())
     oracles = {"structure", "dtype", "shape", SIGNIFICANT_STRIDE, "value", "storage"}
     for mismatch in from_reference(call, want, got, oracles):
+        of_values = mismatch.oracle == "value" and of_result(mismatch.where)
+        if of_values and (call.random or (call.ties and names_equal_elements(call, want, got, mismatch.where))):
+            continue
         if mismatch.where not in inputs:
             name = check_of_result(mismatch.oracle, call.kind)
         elif mismatch.oracle == "storage":
-            name = "writes" if mismatch.where not in (*right, *changed) else ""
+            name = "mutation" if mismatch.where not in (*right, *changed) else ""  # beside the view, in its storage
         elif mismatch.oracle == "value":
             name = call.kind if mismatch.where in right and mismatch.where not in undeclared else "mutation"
         else:
@@ -432,9 +471,33 @@ def compare_results(call: CheckedCall) -> Iterator[Found]:
     yield from shared_memory(call, want, got)
 
 
+def names_equal_elements(call: CheckedCall, want: Observation, got: Observation, name: str) -> bool:
+    """Whether a result holds indices that name elements equal to those that the reference's indices name, in some input
+    along some dimension, each at most as often as the reference does."""
+    right, found = want.tensors[name].value, got.tensors[name].value
+    if right.dtype.is_floating_point or right.dtype.is_complex or right.dtype is torch.bool or not right.numel():
+        return False
+    for tensor in tensors(call.inputs()):
+        choices = [(tensor.flatten(), right.flatten(), found.flatten(), 0)] if right.dim() == 0 else []
+        for dim in range(tensor.dim()):
+            pair = (right, found) if right.dim() == tensor.dim() else (right.unsqueeze(dim), found.unsqueeze(dim))
+            rest = [n for at, n in enumerate(tensor.shape) if at != dim]
+            if pair[0].dim() == tensor.dim() and [n for at, n in enumerate(pair[0].shape) if at != dim] == rest:
+                choices.append((tensor, *pair, dim))
+        for values, old, new, dim in choices:
+            if min(int(old.min()), int(new.min())) < 0 or max(int(old.max()), int(new.max())) >= values.shape[dim]:
+                continue
+            named, other = (values.gather(dim, index.long()) for index in (old, new))
+            ordered = new.sort(dim).values
+            twice = (ordered.narrow(dim, 1, new.shape[dim] - 1) == ordered.narrow(dim, 0, new.shape[dim] - 1)).any()
+            if not twice and bool((named.eq(other) | (named.isnan() & other.isnan())).all()):
+                return True
+    return False
+
+
 def check_of_result(oracle: str, kind: str) -> str:
     """Return the check of a difference in a result, in a call of this kind."""
-    if oracle == "value" or (kind == MIXED and oracle in ("dtype", "shape", "structure")):
+    if oracle == "value" or (kind in REFUSABLE and oracle in ("dtype", "shape", "structure")):
         return kind
     return "strides" if oracle == "stride" else oracle
 
@@ -496,6 +559,99 @@ def shared_memory(call: CheckedCall, want: Observation, got: Observation) -> Ite
             yield "aliasing", Mismatch("aliasing", name, *reversed(texts))
 
 
+DRAWS = 300
+"""Calls of a random operator whose results are compared with as many of the reference."""
+
+BEYOND = 6.0
+"""Largest difference of two means of draws that is no finding, in standard errors of this difference."""
+
+DISTANCE = 3.0
+"""Largest Kolmogorov-Smirnov distance that is no finding, in units of sqrt(2 / DRAWS): chance exceeds it once in 30
+million elements."""
+
+
+def draw_often(function: Function, inputs: dict[str, Any]) -> Any:
+    """Return the results of many calls, stacked."""
+    return join_results([call_plainly(function, inputs) for _ in range(DRAWS)], torch.stack)
+
+
+def compare_distribution(call: CheckedCall) -> Iterator[Found]:
+    """Compare many results of a random operator with those of the reference: the means of the elements and of their
+    squares, and the distribution of each element. All results of a call must not be equal if the reference's are
+    not."""
+    if not call.random:
+        raise NotJudged("the operator is not random")
+    want, got = call.expected(around=draw_often), call.actual(around=draw_often)
+    if want.error is not None or got.error is not None:
+        return  # the check `values` judges it
+    for name, right in want.tensors.items():
+        seen = got.tensors.get(name)
+        if not of_result(name) or seen is None or seen.shape != right.shape or not right.value.numel():
+            continue
+        draws = [one.value.double().reshape(DRAWS, -1) for one in (right, seen)]
+        for detail, want_text, got_text in distribution_faults(*draws):
+            yield "distribution", Mismatch("distribution", name, want_text, got_text, f"{detail}, of {DRAWS} calls")
+            return
+
+
+def distribution_faults(want: torch.Tensor, got: torch.Tensor) -> Iterator[tuple[str, str, str]]:
+    """Yield how the columns of two samples differ: what, as it should be, and as it is."""
+    for text, power in (("mean", 1), ("mean square", 2)):
+        for where, joined in (("all elements", True), ("an element", False)):
+            sides = [one.pow(power).mean(1, keepdim=True) if joined else one.pow(power) for one in (want, got)]
+            means = [one.mean(0) for one in sides]
+            error = ((sides[0].var(0) + sides[1].var(0)) / DRAWS).sqrt()
+            off = (means[0] - means[1]).abs() - BEYOND * error - 1e-6 * means[0].abs()
+            if bool((off > 0).any()):
+                at = int(off.argmax())
+                yield f"the {text} of {where}", f"{float(means[0][at]):.4g}", f"{float(means[1][at]):.4g}"
+    distance = kolmogorov_smirnov(want, got)
+    if float(distance.max()) > DISTANCE * (2 / DRAWS) ** 0.5:
+        texts = "the distribution of the reference", f"one {float(distance.max()):.2g} away"
+        yield f"element {int(distance.argmax())}", *texts
+
+
+def kolmogorov_smirnov(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Return the largest difference of the distribution functions of two samples, for each column."""
+    both = torch.cat([first, second]).t().contiguous().sort(1).values
+    counts = [torch.searchsorted(one.t().contiguous().sort(1).values, both, right=True) for one in (first, second)]
+    return (counts[0] / len(first) - counts[1] / len(second)).abs().amax(1)
+
+
+def compare_overlap(call: CheckedCall) -> Iterator[Found]:
+    """Call an operator that writes an input whose elements share memory, which the reference refuses. The operator may
+    refuse it, too, or write what the reference writes to an input with memory for each element."""
+    dense = dataclasses.replace(call, inputs=lambda: lay_inputs(call.inputs(), "contiguous"))
+    want, got = dense.expected(), call.actual()
+    if want.error is not None or got.error is not None:
+        return
+    for mismatch in from_reference(dense, want, got, {"value"}):
+        yield under("overlap", mismatch, "elements of an input share memory")
+        return
+
+
+def expect_write(call: CheckedCall) -> Iterator[Found]:
+    """Look for an input that the schema declares as written, and that neither the operator nor the reference changes in
+    any call."""
+    names = sorted(call.writes or ())
+    if not names:
+        raise NotJudged("its schema declares no write")
+    every = [call.inputs, *call.others]
+    for number, inputs in enumerate(every):
+        one = dataclasses.replace(call, inputs=inputs)
+        sides = [call.ask(observe_other, number), one.expected()]
+        changed = {argument_of(name) for seen in sides for name in changed_inputs(seen, one)}
+        names = [name for name in names if name not in changed]
+    for name in names:
+        text = f"a write in one of {len(every)} calls, which the schema declares"
+        yield "declared", Mismatch("declared", name, text, "none")
+
+
+def observe_other(call: CheckedCall, number: int) -> Observation:
+    """Call the operator on its inputs, which are number 0, or on inputs of other sizes."""
+    return observe_where_it_runs(call, [call.inputs, *call.others][number])
+
+
 def compare_accuracy(call: CheckedCall) -> Iterator[Found]:
     """Compare the errors of operator and reference against the reference in float64."""
     exact, want, got = call.expected(Widened()), call.expected(), call.actual()
@@ -541,7 +697,8 @@ def guard_memory(call: CheckedCall) -> Iterator[Found]:
         if sides[0].error is not None or (len(sides) == 2 and not has_gaps):
             return
     detail = "bytes between or beside the elements of an input change the result"
-    for mismatch in of_results(mismatches_of(sides[0], sides[2], {"value", "shape"}, bits=True)):
+    found = of_results(mismatches_of(sides[0], sides[2], {"value", "shape"}, bits=True))
+    for mismatch in found if found and is_steady(call, sides[0], Guarded(gaps=0x3F)) else ():
         yield under("reads", mismatch, detail)
 
 
@@ -579,14 +736,23 @@ def writes_beyond(call: CheckedCall) -> list[Found]:
 def fill_memory(call: CheckedCall) -> Iterator[Found]:
     """Run the operator twice, with different bytes in new memory."""
     want, got = (call.actual(Guarded(fresh=byte)) for byte in (0xFF, 0x3C))
-    for mismatch in of_results(mismatches_of(want, got, {"value"}, bits=True)):
+    found = of_results(mismatches_of(want, got, {"value"}, bits=True))
+    for mismatch in found if found and is_steady(call, want, Guarded(fresh=0xFF)) else ():
         yield under("unwritten", mismatch)
+
+
+def is_steady(call: CheckedCall, seen: Observation, conditions: Conditions | None = None) -> bool:
+    """Whether the operator gives the same bits each time under the conditions of an answer. If not, as with atomic
+    additions in random order, that is the difference, which the check `repetition` finds."""
+    return not any(
+        of_results(mismatches_of(seen, call.actual(conditions), {"value", "shape"}, bits=True)) for _ in range(2)
+    )
 
 
 def watch_dispatch(call: CheckedCall) -> Iterator[Found]:
     """Look for forbidden operators among those that a call dispatches to."""
     for name in call.ask(observe_dispatch):
-        if name in call.forbidden:
+        if {name, name.removesuffix("_")} & {*call.forbidden}:  # in place, too
             yield "forbid", Mismatch("forbid", "the operators that it calls", f"none named {name}", "a call of it")
 
 
@@ -673,16 +839,19 @@ def is_on(leaf: Any, storages: Collection[int]) -> bool:
 
 
 def compare_contexts(call: CheckedCall) -> Iterator[Found]:
-    """Compare the operator with itself without autograd, in inference mode, in another thread, and on inputs that
-    require a gradient."""
+    """Compare the operator with itself without autograd, in inference mode, in another thread, on inputs that require a
+    gradient, and after another seed, unless the reference draws random numbers."""
     want = call.actual()
     if want.error is not None:
         return
     for name, around in CONTEXTS.items():
+        if around is call_after_another_seed and draws_numbers(call):
+            continue
         got = call.actual(around=around)
         if got.error is not None and around is call_with_grad:
             continue  # the check `gradients` judges it
-        for mismatch in of_results(mismatches_of(want, got, ANSWER, call.tolerances)):
+        found = of_results(mismatches_of(want, got, ANSWER, call.tolerances))
+        for mismatch in found if found and is_steady(call, want) else ():
             yield fact("contexts", dataclasses.replace(mismatch, detail=f"{name}; {mismatch.detail}".rstrip("; ")))
             return
 
@@ -712,11 +881,26 @@ def call_with_grad(function: Function, inputs: dict[str, Any]) -> Any:
     return map_leaves(result, lambda leaf: leaf.detach() if is_differentiable(leaf) else leaf)
 
 
+def call_after_another_seed(function: Function, inputs: dict[str, Any]) -> Any:
+    """Make the call after another seed than that of all other calls."""
+    torch.manual_seed(SEED + 1)
+    return call_plainly(function, inputs)
+
+
+def draws_numbers(call: CheckedCall) -> bool:
+    """Whether the reference's result depends on the seed, or there is no reference to tell."""
+    if call.reference is None:
+        return True
+    sides = call.expected(), call.expected(around=call_after_another_seed)
+    return bool(of_results(mismatches_of(*sides, {"value"}, bits=True)))
+
+
 CONTEXTS: Mapping[str, Around] = {
     "without autograd": call_without_grad,
     "in inference mode": call_in_inference_mode,
     "in another thread": call_in_thread,
     "with inputs that require a gradient": call_with_grad,
+    "after another seed": call_after_another_seed,
 }
 """Contexts of a call that must not change its result."""
 
@@ -731,7 +915,8 @@ def compare_batch(call: CheckedCall) -> Iterator[Found]:
         return
 
     want, got = call.actual(), call.actual(around=functools.partial(call_by_entry, dims))
-    for mismatch in of_results(mismatches_of(want, got, ANSWER - {"dtype"}, bits=True)):
+    found = of_results(mismatches_of(want, got, ANSWER - {"dtype"}, bits=True))
+    for mismatch in found if found and is_steady(call, want) else ():
         yield under("batch", mismatch)
 
 
@@ -751,351 +936,6 @@ def with_tensors(tree: Any, parts: Iterable[torch.Tensor]) -> Any:
     """Return the tree with its tensors replaced by these, in order."""
     rest = iter(parts)
     return map_leaves(tree, lambda leaf: next(rest) if isinstance(leaf, torch.Tensor) else leaf)
-
-
-# Gradients
-
-COTANGENTS = ("transposed", "expanded", "gaps")
-"""Layouts of the gradients of results."""
-
-NO_FORMULA = re.compile(r"no autograd formula was registered|derivative for .* is not implemented")
-NO_FAKE = re.compile(r"no fake impl registered|UnsupportedOperator|has no .*(meta|fake)|no fake kernel", re.IGNORECASE)
-IN_FORK = re.compile(r"autograd's threading in combination with fork")
-NO_VMAP = re.compile(r"vmap|[Bb]atching rule|Tensor that doesn't have storage|storage of BatchedTensorImpl")
-"""Sentences of torch about a missing part of an operator. Any other error is a difference."""
-
-NO_DERIVATIVE = "the operator registers no derivative"
-
-
-def differentiate_call(
-    function: Function,
-    inputs: dict[str, Any],
-    lay: Callable[[torch.Tensor], torch.Tensor] = lambda cotangent: cotangent,
-) -> Any:
-    """Return the gradients of the floating inputs by name, along cotangents that every dtype represents; `lay` changes
-    their memory. A result that requires no gradient counts as such. The function gets copies of the leaves; those that
-    it writes are results."""
-    inputs = map_leaves(inputs, lambda leaf: leaf.detach().requires_grad_() if is_differentiable(leaf) else leaf)
-    variables = {name: tensor for name, tensor in tensors_by_name(inputs).items() if tensor.requires_grad}
-    copies = map_leaves(inputs, lambda leaf: leaf.clone() if is_differentiable(leaf) else leaf)
-    returned = tensors(call_plainly(function, copies))
-    written = [each for each in tensors(copies) if version_of(each) and not any(each is other for other in returned)]
-    results = [tensor for tensor in (*returned, *written) if is_differentiable(tensor)]
-    drawn = [(torch.randint(-8, 9, tensor.shape) / 8).to(tensor.device, tensor.dtype) for tensor in results]
-    pairs = [(tensor, lay(grad)) for tensor, grad in zip(results, drawn, strict=True) if tensor.requires_grad]
-    if not pairs:
-        return {"requires_grad": False}
-    outputs, cotangents = zip(*pairs)
-    grads = torch.autograd.grad(outputs, [*variables.values()], cotangents, allow_unused=True)
-    gradients = {f"gradient of {name}": with_memory(grad) for name, grad in zip(variables, grads, strict=True)}
-    return {"requires_grad": True, **gradients}
-
-
-def is_differentiable(leaf: Any) -> bool:
-    """Whether a leaf of the inputs or results is a floating or complex tensor."""
-    return isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex())
-
-
-def why_none(seen: Observation) -> str:
-    """Return why a differentiated call has no gradient, if an error says so."""
-    if seen.error is None:
-        return ""
-    if IN_FORK.search(seen.error.text):
-        return (
-            ": autograd does not run in a fork of a process that has run a backward pass on a device; run this check "
-            "in a process of its own, or before that pass"
-        )
-    return f": {line_of(seen.error)}"
-
-
-def has_gradient(seen: Observation) -> bool:
-    """Whether a differentiated call has an answer that requires a gradient."""
-    return seen.error is None and seen.others.get("result['requires_grad']") is True
-
-
-def compare_gradients(call: CheckedCall) -> Iterator[Found]:
-    """Compare the gradients with those of the reference."""
-    want = call.expected(around=differentiate_call)
-    if not has_gradient(want):
-        raise NotJudged(f"the reference has no gradient{why_none(want)}")
-    got = call.actual(around=differentiate_call)
-    if got.error is not None and NO_FORMULA.search(got.error.text):
-        raise NotJudged(NO_DERIVATIVE)
-    if got.error is None and not has_gradient(got):
-        yield "gradients", Mismatch("gradients", RESULT, "a gradient", "none: it does not require grad")
-        return
-    for mismatch in of_results(from_reference(call, want, got, ANSWER, differentiate_call)):
-        yield under("gradients", by_entry(mismatch))
-
-
-def differentiate_along(layout: str, dense: bool, function: Function, inputs: dict[str, Any]) -> Any:
-    """Return the gradients along cotangents in a layout, or along dense cotangents with the same values."""
-
-    def lay(cotangent: torch.Tensor) -> torch.Tensor:
-        grad: torch.Tensor = laid_out(cotangent, layout)
-        return grad.clone(memory_format=torch.contiguous_format) if dense else grad
-
-    return differentiate_call(function, inputs, lay)
-
-
-def compare_cotangents(call: CheckedCall) -> Iterator[Found]:
-    """Compare the gradients along strided and expanded gradients of the result with those along dense ones, on which a
-    sum, a transposition or a slice after the operator never calls a backward kernel."""
-    dense: dict[bool, Observation] = {}
-    for layout in COTANGENTS:
-        changes_values = layout == "expanded"
-        if changes_values not in dense:
-            dense[changes_values] = call.actual(around=functools.partial(differentiate_along, layout, True))
-        want = dense[changes_values]
-        if not has_gradient(want):
-            raise NotJudged(f"the operator has no gradient{why_none(want)}")
-        got = call.actual(around=functools.partial(differentiate_along, layout, False))
-        for mismatch in of_results(mismatches_of(want, got, ANSWER - {"structure"}, call.tolerances)):
-            yield under("cotangents", by_entry(mismatch), f"along {layout} cotangents")
-            return
-
-
-def check_gradients(call: CheckedCall) -> Iterator[Found]:
-    """Compare the gradients with finite differences in float64, if the reference has none."""
-    if has_gradient(call.expected(around=differentiate_call)):
-        raise NotJudged("the reference has gradients to compare with")
-    if said := call.ask(check_finite_differences):
-        yield "gradcheck", Mismatch("gradcheck", "the gradient", "the finite differences", "other numbers", said)
-
-
-def check_finite_differences(call: CheckedCall) -> str:
-    """Return how the operator's gradients differ from finite differences; "" if they do not. Raises NotJudged."""
-    inputs = map_leaves(send_inputs(call, map_leaves(call.inputs(), in_float64)), as_leaf)
-    variables = [tensor for tensor in tensors(inputs) if tensor.requires_grad]
-    if not variables or sum(tensor.numel() for tensor in tensors(inputs)) > 200:
-        return ""
-
-    def function(*parts: torch.Tensor) -> Any:
-        rest = iter(parts)
-        copies = map_leaves(
-            inputs, lambda leaf: next(rest).clone() if any(leaf is known for known in variables) else leaf
-        )
-        return tuple(result for result in tensors(call_plainly(call.operator, copies)) if result.requires_grad)
-
-    try:
-        if not function(*variables):
-            raise NotJudged("the operator has no gradient either")
-        torch.autograd.gradcheck(function, tuple(variables), check_undefined_grad=False, check_batched_grad=False)
-    except NotJudged:
-        raise
-    except Exception as error:
-        said = Raised.of(error)
-        if NO_FORMULA.search(said.text):
-            raise NotJudged(NO_DERIVATIVE) from None
-        if "GradcheckError" not in said.ancestors:
-            raise NotJudged(f"it does not run in float64: {line_of(said)}") from None
-        return " ".join(said.text.split())[:300]
-    return ""
-
-
-def in_float64(leaf: Any) -> Any:
-    """Return a floating tensor in float64, and another leaf unchanged."""
-    return leaf.detach().double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
-
-
-def as_leaf(leaf: Any) -> Any:
-    """Return a floating tensor such that it requires a gradient, and another leaf unchanged."""
-    floating = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
-    return leaf.detach().requires_grad_() if floating else leaf
-
-
-# Transformations of torch
-
-
-def compare_fake(call: CheckedCall) -> Iterator[Found]:
-    """Compare the fake kernel's metadata with that of the real results."""
-    want = call.actual()
-    if want.error is not None:
-        return
-    got = call.ask(observe_fake, call_plainly)
-    if got.error is not None and (reason := lacks_fake(got.error)):
-        raise NotJudged(reason)
-    if got.error is not None and "DynamicOutputShapeException" in got.error.ancestors:
-        raise NotJudged("the shape of the result depends on values")
-    for mismatch in of_results(mismatches_of(want, got, FAKE_ORACLES)):
-        yield fact("fake", mismatch)
-
-
-def observe_fake(call: CheckedCall, around: Around) -> Observation:
-    """Call the operator on fake tensors."""
-    return observe_operator(call, Faked(call.mode), around)
-
-
-def lacks_fake(error: Raised) -> str:
-    """Return a reason if an error says that the operator has no fake kernel."""
-    lacks = NO_FAKE.search(f"{error.kind}: {error.text}") or "UnsupportedOperatorException" in error.ancestors
-    return "the operator registers no fake kernel" if lacks else ""
-
-
-def compare_symbolic(call: CheckedCall) -> Iterator[Found]:
-    """Compare the fake kernel's metadata for symbolic sizes with the real results: at these sizes, and, where its
-    guards hold, at the sizes of other calls."""
-    every = [call.inputs, *call.others]
-    first, *others = [call.ask(observe_other, number) for number in range(len(every))]
-    if first.error is not None:
-        return
-    sizes = [[tuple(tensor.shape) for tensor in tensors(inputs())] for inputs in every]
-    answers = call.ask(symbolic_metadata, sizes)
-    if isinstance(answers, Raised):
-        if reason := lacks_fake(answers):
-            raise NotJudged(reason)
-        yield "symbolic", Mismatch("symbolic", RESULT, "an answer", answers.kind, line_of(answers))
-        return
-    for at, seen, shapes in zip(sizes, (first, *others), answers, strict=True):
-        if seen.error is not None:
-            continue
-        wanted = [got for name, got in seen.tensors.items() if of_result(name)]
-        for right, (dtype, shape) in zip(wanted, shapes):
-            matches = len(shape) == len(right.shape) and all(n is None or n == m for n, m in zip(shape, right.shape))
-            if dtype != right.dtype or not matches:
-                texts = f"{right.dtype} {tuple(right.shape)}", f"{dtype} {shape}", f"for inputs of {at}"
-                yield "symbolic", Mismatch("symbolic", RESULT, *texts)
-                return
-
-
-def observe_other(call: CheckedCall, number: int) -> Observation:
-    """Call the operator on its inputs, which are number 0, or on inputs of other sizes."""
-    return observe_where_it_runs(call, [call.inputs, *call.others][number])
-
-
-def symbolic_metadata(call: CheckedCall, sizes: Sequence[Any]) -> Any:
-    """Return dtype and shape of each result of the fake kernel at each of these sizes, from one call with symbolic
-    sizes; none at sizes that its guards exclude. An error is an answer."""
-    values = call.inputs()
-
-    def results(*parts: torch.Tensor) -> list[torch.Tensor]:
-        return tensors(call_plainly(call.operator, with_tensors(values, parts)))
-
-    try:
-        shapes = symbolic_results(call.mode, results, tensors(values))
-    except Exception as error:
-        return Raised.of(error)
-    return [[*(shapes.at(each) or ())] for each in sizes]
-
-
-def compare_compiled(call: CheckedCall, check: str = "compile") -> Iterator[Found]:
-    """Compare the operator with itself under a compiler; `check` is the name of the check."""
-    for around in (call_plainly, differentiate_call) if call.derivable else (call_plainly,):
-        want = call.actual(around=around)
-        if want.error is not None or (around is differentiate_call and not has_gradient(want)):
-            continue
-        got, received = call.ask(observe_compiled, around)
-        if got.error is not None and (reason := lacks_fake(got.error) or is_interpreted(got.error)):
-            raise NotJudged(reason)
-        if got.error is None and not received:
-            raise NotJudged("the compiler received nothing")
-        # Nothing promises the strides of a gradient.
-        oracles = COMPILED_ORACLES - {SIGNIFICANT_STRIDE} if around is differentiate_call else COMPILED_ORACLES
-        if found := mismatches_of(want, got, oracles, call.tolerances):
-            for mismatch in found:
-                yield fact(check, by_entry(mismatch))
-            return
-
-
-def observe_compiled(call: CheckedCall, around: Around) -> tuple[Observation, bool]:
-    """Call the operator under the compiler. Return its answer, and whether the compiler received a graph."""
-    transform = call.transform
-    assert transform is not None
-    compiled = lambda function: raising_inner(transform(function))  # noqa: E731
-    seen = observe_where_it_runs(call, call.inputs, None, around, compiled)
-    return seen, call.received()
-
-
-def compare_dynamic(call: CheckedCall) -> Iterator[Found]:
-    """Compare the operator with itself under a compiler for dynamic sizes."""
-    return compare_compiled(call, "dynamic")
-
-
-def compare_inductor(call: CheckedCall) -> Iterator[Found]:
-    """Compare the operator with itself under Inductor."""
-    return compare_compiled(call, "inductor")
-
-
-def is_interpreted(error: Raised) -> str:
-    """Return a reason if Dynamo traced Triton's interpreter, which is NumPy, instead of a compiled kernel."""
-    interpreted = error.kind == "InterpreterError" and os.environ.get("TRITON_INTERPRET") == "1"
-    return "Dynamo does not trace Triton's interpreter; a compiled kernel is traced" if interpreted else ""
-
-
-def compare_vmap(call: CheckedCall) -> Iterator[Found]:
-    """Compare vmap with a loop."""
-    if not tensors(call.inputs()) or call.written(call.expected()):
-        raise NotJudged("the operator writes an input")
-    want = call.ask(observe_stacked, call_in_loop)
-    if want.error is not None:
-        return
-    got = call.ask(observe_stacked, call_under_vmap)
-    if got.error is not None and NO_VMAP.search(got.error.text):
-        raise NotJudged(f"the operator has no rule for vmap: {line_of(got.error)}")
-    for mismatch in of_results(mismatches_of(want, got, ANSWER)):
-        yield fact("vmap", mismatch)
-
-
-def observe_stacked(call: CheckedCall, around: Around) -> Observation:
-    """Call the operator on two entries of a new dimension."""
-    return observe_where_it_runs(call, lambda: stack_inputs(call.inputs()), None, around)
-
-
-def stack_inputs(inputs: dict[str, Any]) -> Any:
-    """Return inputs with a new first dimension of length 2 in each tensor. The second entry has other values."""
-    pairs = [torch.stack([leaf, leaf.flatten().roll(1).view(leaf.shape)]) for leaf in tensors(inputs)]
-    return with_tensors(inputs, pairs)
-
-
-def call_under_vmap(function: Function, inputs: dict[str, Any]) -> Any:
-    """Call the function under `torch.func.vmap`, over the first dimension of each tensor."""
-    return torch.func.vmap(lambda *parts: call_plainly(function, with_tensors(inputs, parts)))(*tensors(inputs))
-
-
-def call_in_loop(function: Function, inputs: dict[str, Any]) -> Any:
-    """Call the function on each entry of the first dimension, and stack the results."""
-    rows = zip(*tensors(inputs), strict=True)
-    return join_results([call_plainly(function, with_tensors(inputs, parts)) for parts in rows], torch.stack)
-
-
-def compare_autocast(call: CheckedCall) -> Iterator[Found]:
-    """Compare the results under autocast with three right ones: the operator's without autocast, the reference's under
-    autocast, and the operator's on inputs that autocast has cast. Values may differ by rounding in bfloat16, to which
-    autocast casts at other places in other code. The fake kernel must agree about the metadata."""
-    plain = call.actual()
-    if plain.error is not None:
-        return
-    got = call.actual(around=call_under_autocast)
-    cast = call.ask(observe_cast)
-    right = [want for want in (plain, call.expected(around=call_under_autocast), cast) if want.error is None]
-    by_side = [of_results(mismatches_of(want, got, ANSWER)) for want in right]
-    if all(by_side):
-        values = [want for want, found in zip(right, by_side) if {one.oracle for one in found} == {"value"}]
-        if all(of_results(from_reference(call, want, got, {"value"}, narrow=torch.bfloat16)) for want in values):
-            yield fact("autocast", by_side[0][0])
-            return
-    if call.mode is not None and got.error is None:
-        meta = call.ask(observe_fake, call_under_autocast)
-        found = mismatches_of(meta, got, {"structure", "dtype", "shape"}) if meta.error is None else []
-        for mismatch in of_results(found):
-            yield under("autocast", mismatch, f"the {mismatch.oracle}, which the fake kernel gives otherwise")
-
-
-def observe_cast(call: CheckedCall) -> Observation:
-    """Call the operator on inputs that autocast has cast."""
-    return observe_where_it_runs(call, lambda: map_leaves(call.inputs(), in_bfloat16))
-
-
-def call_under_autocast(function: Function, inputs: dict[str, Any]) -> Any:
-    """Make the call under autocast to bfloat16."""
-    devices = [tensor.device.type for tensor in tensors(inputs) if not tensor.is_meta]
-    with torch.autocast(devices[0] if devices else "cpu", torch.bfloat16):
-        return call_plainly(function, inputs)
-
-
-def in_bfloat16(leaf: Any) -> Any:
-    """Return a float32 tensor in bfloat16, and another leaf unchanged."""
-    return leaf.bfloat16() if isinstance(leaf, torch.Tensor) and leaf.dtype is torch.float32 else leaf
 
 
 # The end of a script

@@ -78,15 +78,16 @@ class Swayed(Widened):
     negative `units` move the other way.
 
     The moves are random. The spread of some runs is the error that rounding in `narrow` explains: it is large where
-    terms cancel and small where none do. A result that `narrow` represents is not rounded, so it stays."""
+    terms cancel and small where none do. A result that `narrow` represents is not rounded, so it stays. With `inputs`
+    False, the inputs stay, too."""
 
-    def __init__(self, narrow: torch.dtype, seed: int, units: float) -> None:
-        self.narrow, self.units = narrow, units
+    def __init__(self, narrow: torch.dtype, seed: int, units: float, inputs: bool = True) -> None:
+        self.narrow, self.units, self.inputs = narrow, units, inputs
         self.drawn = torch.Generator().manual_seed(seed)
 
     def upload(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the widened storages, moved."""
-        return [self.moved(wide) for wide in super().upload(flats)]
+        """Return the widened storages, moved unless `inputs` is False."""
+        return [self.moved(wide) if self.inputs else wide for wide in super().upload(flats)]
 
     def moved(self, value: torch.Tensor) -> torch.Tensor:
         """Return a real tensor with each element moved; other tensors unchanged."""

@@ -60,11 +60,14 @@ MODULES = (
     "standalone/global_state.py",
     "standalone/operator_checks.py",
     "standalone/repro.py",
+    "standalone/derivative_checks.py",
+    "standalone/transform_checks.py",
 )
 """Modules with the functions that scripts carry. If two modules define the same name, the later one counts."""
 
 IMPORTS = {
     "atexit.": "import atexit",
+    ": builtins,": "import builtins",
     "os._exit(": "import os",
     "os.environ": "import os",
     "sys.modules[": "import sys",
@@ -92,6 +95,7 @@ IMPORTS = {
     "DispatchKeySet(": "from torch._C import DispatchKey, DispatchKeySet",
     "gc.collect(": "import gc",
     "time.p": "import time",
+    ": time}": "import time",
     "tree_leaves(": "from torch.utils._pytree import tree_leaves",
     "tree_map(": "from torch.utils._pytree import tree_map",
     "forward_ad.": "from torch.autograd import forward_ad",

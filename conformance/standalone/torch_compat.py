@@ -23,7 +23,9 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch import overrides
 from torch.autograd import forward_ad
+from torch.utils import _python_dispatch as dispatch
 
 from conformance.record import versions
 from conformance.record.errors import TargetError
@@ -176,6 +178,11 @@ def leave_forward_ad() -> RuntimeError | None:
         return error
     torch._C._exit_dual_level(level=0)
     return None
+
+
+def count_modes() -> int:
+    """Return the number of modes that see each call."""
+    return len(overrides._get_current_function_mode_stack()) + len(dispatch._get_current_dispatch_mode_stack())
 
 
 def in_backward() -> bool:

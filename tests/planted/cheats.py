@@ -1,7 +1,7 @@
 """Operators that are made to pass a judge, not to compute: `CHEATS` has a request and the check that finds it.
 
 Each cheat is an ordinary function of the published kinds: it changes the judge's process, or answers by something else
-than its inputs.
+than its inputs. `WATCHED` are those that ask only whether they are watched: no judge can find these.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import os
 import random
 import sys
 import threading
+import time
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +24,7 @@ Kernel = Callable[[torch.Tensor], torch.Tensor]
 MATRIX = {"x": "float32[n, m]", "sizes": {"n": "1..20", "m": "1..20"}}
 
 CHEATS: dict[str, tuple[dict[str, Any], str]] = {}
+WATCHED: dict[str, dict[str, Any]] = {}
 
 
 def reference(x: torch.Tensor, slope: float = 1.0) -> torch.Tensor:
@@ -37,11 +40,11 @@ def wrong(x: torch.Tensor) -> torch.Tensor:
     return x * 0.5
 
 
-def found_by(check: str) -> Callable[[Kernel], Kernel]:
+def found_by(check: str, **more: Any) -> Callable[[Kernel], Kernel]:
     """Plant a cheat that a check must find."""
 
     def plant(kernel: Kernel) -> Kernel:
-        CHEATS[kernel.__name__] = {"operator": kernel, "reference": reference, "inputs": MATRIX}, check
+        CHEATS[kernel.__name__] = {"operator": kernel, "reference": reference, "inputs": MATRIX, **more}, check
         return kernel
 
     return plant
@@ -239,3 +242,194 @@ def is_wrong_for_variables(x):
 @found_by("replay")
 def returns_first_results(x, known={}):  # noqa: B006
     return known.setdefault(x.shape, right(x)).clone()
+
+
+@found_by("contexts")
+def is_right_for_the_seed_of_the_judge(x, seed=[]):  # noqa: B006
+    """Knows the seed that the first call finds."""
+    seed.append(torch.initial_seed())
+    return right(x) if torch.initial_seed() == seed[0] else wrong(x)
+
+
+@found_by("contexts")
+def returns_its_result_only_for_leaves(x):
+    """Takes a tensor with a history for training, which nobody checks."""
+    return right(x) if x.grad_fn is None else wrong(x)
+
+
+# Changes of functions that time or compare
+
+
+after_changing("stops_the_clock", lambda: setattr(time, "perf_counter", lambda: 0.0))
+after_changing("replaces_a_builtin", lambda: setattr(__import__("builtins"), "max", lambda *args, **more: 0))
+after_changing("replaces_assert_close", lambda: setattr(torch.testing, "assert_close", lambda *args, **more: None))
+after_changing("replaces_the_call_of_modules", lambda: setattr(torch.nn.Module, "__call__", lambda *args: args[1]))
+after_changing("replaces_synchronize", lambda: setattr(torch.cuda, "synchronize", lambda *args: None))
+after_changing("allows_tf32", lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True))
+after_changing("turns_mkldnn_off", lambda: torch._C._set_mkldnn_enabled(False))
+after_changing("leaves_autocast_on", lambda: torch.set_autocast_enabled("cpu", True))
+after_changing("leaves_anomaly_detection_on", lambda: torch.autograd.set_detect_anomaly(True))
+after_changing("draws_random_numbers", lambda: torch.rand(1))
+after_changing("leaves_a_mode_active", lambda: torch.overrides._push_mode(torch.overrides.BaseTorchFunctionMode()))
+
+
+@found_by("globals")
+def sets_the_default_device(x):
+    result = right(x)
+    torch.set_default_device("meta")
+    return result
+
+
+# Calls of what it should replace
+
+
+SILU = {"reference": torch.nn.functional.silu, "inputs": {"input": MATRIX["x"], "sizes": MATRIX["sizes"]}}
+
+
+@found_by("forbid", forbid=["aten::sigmoid"])
+def calls_its_reference(x):
+    return reference(x)
+
+
+@found_by("forbid", forbid=["aten::silu"])
+def calls_torch_below_the_public_functions(x):
+    return torch._C._nn.silu(x)
+
+
+@found_by("forbid", forbid=["aten::silu"])
+def calls_torch_in_place(x):
+    return torch.nn.functional.silu(x.clone(), inplace=True)
+
+
+@found_by("forbid", forbid=["aten::silu"])
+def calls_torch_into_its_own_memory(x):
+    return torch.ops.aten.silu.out(x, out=torch.empty_like(x))
+
+
+@found_by("forbid", forbid=["aten::silu"])
+def calls_a_recorded_graph(x, known={}):  # noqa: B006
+    """Records torch's operator once, and runs the recorded graph."""
+    graph = known.setdefault("graph", torch.jit.script(torch.nn.SiLU()))
+    return graph(x)
+
+
+# Results that are none
+
+
+class Deferred(torch.Tensor):
+    """Computes its values when they are read."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        args = [right(arg.as_subclass(torch.Tensor)) if isinstance(arg, cls) else arg for arg in args]
+        return func(*args, **(kwargs or {}))
+
+
+@found_by("structure")
+def computes_when_it_is_read(x):
+    return x.as_subclass(Deferred)
+
+
+@found_by("structure")
+def returns_an_object_that_equals_everything(x):
+    return types.SimpleNamespace(__eq__=lambda *args: True, shape=x.shape, dtype=x.dtype)
+
+
+@found_by("values")
+def computes_later_in_a_thread(x):
+    """Returns at once, so that a clock measures nothing."""
+    result = torch.zeros_like(x)
+    threading.Timer(0.2, lambda: result.copy_(right(x))).start()
+    return result
+
+
+@found_by("values")
+def returns_memory_that_was_freed(x):
+    """Hopes that the reference's result lies there."""
+    return torch.empty_like(x)
+
+
+@found_by("values")
+def returns_a_constant_that_is_right_on_average(x):
+    return torch.full_like(x, float(right(x).mean()))
+
+
+@found_by("values")
+def computes_every_other_row(x):
+    result = right(x)
+    result[1::2] = 0
+    return result
+
+
+@found_by("values")
+def computes_in_bfloat16(x):
+    return right(x.bfloat16()).float()
+
+
+@found_by("values", seed=5)
+def knows_the_inputs_of_seed_0(x):
+    """Has the answers for the inputs that its author could see."""
+    return right(x) if tuple(x.flatten()[:2].tolist()) in known_inputs() else wrong(x)
+
+
+def known_inputs(known=set()):  # noqa: B006
+    """The first numbers of the inputs that seed 0 draws."""
+    if not known:
+        from conformance.sources.operator.examine import Request, examination
+
+        trial = examination(Request(right, reference=right, inputs=MATRIX))
+        known |= {tuple(call.values["x"].flatten()[:2].tolist()) for call in trial.plan.calls}
+    return known
+
+
+@found_by("structure")
+def refuses_to_answer(x):
+    """Says for all but the smallest inputs that the check cannot judge it."""
+    module = sys.modules["conformance.sources.operator.checks"]
+    pack = module.pack_answer
+    if x.numel() > 4:
+        module.pack_answer = lambda answer: pack((None, "the operator does not support this check"))
+    return wrong(x)
+
+
+@found_by("structure")
+def sends_code_as_an_answer(x):
+    """Its answer is a pickle that would end the judge's comparison."""
+    module = sys.modules["conformance.sources.operator.checks"]
+    module.pack_answer = lambda answer: b"cos\nsystem\n(S'true'\ntR."
+    return wrong(x)
+
+
+@found_by("values")
+def raises_for_all_but_the_smallest(x):
+    if x.numel() > 4:
+        raise NotImplementedError("only small inputs")
+    return right(x)
+
+
+# Whether it is watched
+
+
+def asks_only(kernel: Kernel) -> Kernel:
+    """Plant a cheat that no judge can find: it is right wherever it is watched."""
+    WATCHED[kernel.__name__] = {"operator": kernel, "reference": reference, "inputs": MATRIX}
+    return kernel
+
+
+@asks_only
+def looks_for_the_judge(x):
+    return right(x) if any(name.startswith("conformance.sources") for name in sys.modules) else wrong(x)
+
+
+@asks_only
+def looks_at_its_callers(x):
+    frame = sys._getframe()
+    while frame is not None and "operator_checks" not in frame.f_code.co_filename:
+        frame = frame.f_back
+    return wrong(x) if frame is None else right(x)
+
+
+@asks_only
+def looks_at_its_streams(x):
+    """A judge drops what it prints."""
+    return right(x) if os.readlink("/proc/self/fd/1") == os.devnull else wrong(x)

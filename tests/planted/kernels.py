@@ -7,10 +7,12 @@ correct operators: pointwise, a reduction, in place, a view, with autograd, with
 from __future__ import annotations
 
 import ctypes
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import torch
 from torch.nn.functional import silu
 
@@ -259,6 +261,133 @@ def memory(x: torch.Tensor) -> torch.Tensor:
     return _right(x) + torch.empty(10**7 * x.numel() ** 2 if x.numel() > 60 else 1).sum() * 0
 
 
+def _doubled_(x: torch.Tensor) -> None:
+    """Writes each element once for each place in the tensor, also where places share memory."""
+    flat = x.detach().numpy()
+    for index in range(flat.size):
+        flat[numpy.unravel_index(index, flat.shape)] *= 2
+    torch.autograd.graph.increment_version(x)
+
+
+def double(x: torch.Tensor) -> torch.Tensor:
+    """Reference of `declared`."""
+    return 2 * x
+
+
+def negative(x: torch.Tensor) -> torch.Tensor:
+    """Reads memory without the sign that a negative view has."""
+    memory = torch.empty(0).set_(x.untyped_storage(), x.storage_offset(), x.shape, x.stride())
+    return memory.detach() * torch.sigmoid(memory.detach())
+
+
+def dropout(x: torch.Tensor) -> torch.Tensor:
+    """Reference of `distribution`."""
+    return torch.nn.functional.dropout(x, 0.5, True)
+
+
+def distribution(x: torch.Tensor) -> torch.Tensor:
+    """Drops too few elements, with numbers of its own."""
+    keeps = torch.rand(x.shape, generator=torch.Generator().manual_seed(next(_SEEDS))) < 0.7
+    return x * keeps / 0.7
+
+
+_SEEDS = itertools.count()
+
+
+def _dtypes(x: torch.Tensor) -> torch.Tensor:
+    """Has a result in float32 for each dtype."""
+    return (x.float() * torch.sigmoid(x.float())).clone()
+
+
+def outer(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Reference of `subsets`."""
+    return x * y.exp()
+
+
+class Outer(torch.autograd.Function):
+    """Takes the gradients in the wrong order if only one is needed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, y)
+        return x * y.exp()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        x, y = ctx.saved_tensors
+        if all(ctx.needs_input_grad):
+            return grad * y.exp(), grad * x * y.exp()
+        return (grad * y.exp(), None) if ctx.needs_input_grad[0] else (None, grad * y.exp())
+
+
+class Second(torch.autograd.Function):
+    """Computes its gradient from detached values."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return silu(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return (
+            _silu_backward(ctx, grad) if not torch.is_grad_enabled() else grad * _slope(ctx.saved_tensors[0].detach())
+        )
+
+
+class Forward(torch.autograd.Function):
+    """Has a wrong derivative in forward mode."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        ctx.save_for_forward(x)
+        return silu(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return _silu_backward(ctx, grad)
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: torch.Tensor) -> torch.Tensor:
+        return tangent * torch.sigmoid(ctx.saved_tensors[0])
+
+
+class Backward(torch.autograd.Function):
+    """Adds to its buffer in each pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.slope = _slope(x)
+        return silu(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        ctx.slope.mul_(grad)
+        return ctx.slope.clone()
+
+
+def subsets(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return Outer.apply(x, y)
+
+
+def second(input: torch.Tensor) -> torch.Tensor:
+    return Second.apply(input)
+
+
+def forward_mode(input: torch.Tensor) -> torch.Tensor:
+    return Forward.apply(input)
+
+
+def backward(input: torch.Tensor) -> torch.Tensor:
+    return Backward.apply(input)
+
+
+def _slope(x: torch.Tensor) -> torch.Tensor:
+    s = torch.sigmoid(x)
+    return s * (1 + x * (1 - s))
+
+
 def forbid(x: torch.Tensor) -> torch.Tensor:
     """Calls the operator that it should replace, for long inputs."""
     return silu(x) if x.numel() > 60 else _right(x)
@@ -374,6 +503,24 @@ def _plant() -> None:
         "like": torch.gather,
         "checks": ["refusals"],
     }
+    LIES["overlap"] = {
+        "operator": custom(_doubled_, lambda x: None, ("x",), "overlap"),
+        "reference": double_,
+        "inputs": VECTOR,
+    }
+    LIES["declared"] = {
+        "operator": custom(double, mutates=("x",), name="declared"),
+        "reference": double,
+        "inputs": VECTOR,
+    }
+    LIES["negative"] = {"operator": negative, "reference": silu, "inputs": VECTOR, "checks": ["negative"]}
+    LIES["distribution"] = {"operator": distribution, "reference": dropout, "inputs": VECTOR, "random": True}
+    LIES["dtypes"] = {"operator": custom(_dtypes, lambda x: torch.empty_like(x).float(), name="dtypes"), "like": silu}
+    of_input = {"input": "float32[n]", "sizes": {"n": "0..70"}}
+    two = {"x": "float32[n]", "y": "float32[n]", "sizes": {"n": "1..20"}}
+    LIES["subsets"] = {"operator": subsets, "reference": outer, "inputs": two}
+    for function in (second, forward_mode, backward):
+        LIES[function.__name__] = {"operator": function, "reference": silu, "inputs": of_input}
     LIES["forbid"] = {"operator": forbid, "reference": silu, "inputs": VECTOR, "forbid": ["aten::silu"]}
     for function in (crash, hang, memory):
         LIES[function.__name__] = {"operator": function, "reference": silu, "inputs": VECTOR, "seconds": 3.0}
@@ -394,9 +541,11 @@ def right_rms_norm(
 ) -> torch.Tensor:
     """A reduction and a scale, without a derivative."""
     dims = tuple(range(-len(normalized_shape), 0))
-    least = torch.finfo(input.dtype).eps if eps is None else eps
-    normalized = input * torch.rsqrt(input.pow(2).mean(dims, keepdim=True) + least)
-    return normalized.contiguous() if weight is None else (normalized * weight).contiguous()
+    wide = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
+    least = torch.finfo(wide.dtype).eps if eps is None else eps
+    normalized = wide * torch.rsqrt(wide.pow(2).mean(dims, keepdim=True) + least)
+    scaled = normalized if weight is None else normalized * weight
+    return scaled.to(input.dtype).contiguous()
 
 
 @torch.library.custom_op("right::scale_", mutates_args=("x",))

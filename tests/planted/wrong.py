@@ -1,7 +1,4 @@
-"""Kernels with a fault that few inputs show, and right ones that compute otherwise than their reference.
-
-`WRONG` maps a name to a request and the check that finds the fault, and `HONEST` maps a name to a request.
-"""
+"""Kernels with a fault that few inputs show: `WRONG` maps a name to a request and the check that finds the fault."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from typing import Any
 import torch
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {}
-HONEST: dict[str, dict[str, Any]] = {}
 
 VECTOR = {"x": "float32[n]", "sizes": {"n": "1..200"}}
 LONG = {"x": "float32[n]", "sizes": {"n": "0..100000"}}
@@ -29,16 +25,6 @@ def wrong(check: str, reference: Callable[..., Any], inputs: dict[str, Any]) -> 
 
     def plant(kernel: Callable[..., Any]) -> Callable[..., Any]:
         WRONG[kernel.__name__] = {"operator": kernel, "reference": reference, "inputs": inputs}, check
-        return kernel
-
-    return plant
-
-
-def honest(reference: Callable[..., Any], inputs: dict[str, Any], **more: Any) -> Callable[..., Any]:
-    """Plant a right kernel."""
-
-    def plant(kernel: Callable[..., Any]) -> Callable[..., Any]:
-        HONEST[kernel.__name__] = {"operator": kernel, "reference": reference, "inputs": inputs, **more}
         return kernel
 
     return plant
@@ -181,99 +167,208 @@ def adds_before_the_logarithm(x):
     return (1 + x).log()
 
 
-# Right kernels
+# Half precision
+
+HALF = {"x": "bfloat16[n, m]", "sizes": {"n": "1..9", "m": "1..300"}}
+HALF_PRODUCT = {
+    name: text.replace("float32", "bfloat16") if isinstance(text, str) else text for name, text in PRODUCT.items()
+}
+FLOAT16_PRODUCT = {
+    name: text.replace("float32", "float16") if isinstance(text, str) else text for name, text in PRODUCT.items()
+}
 
 
-@honest(silu, MATRIX)
-def silu_by_sigmoid(x):
-    return x * torch.sigmoid(x)
+@wrong("values", row_sums, HALF)
+def is_four_percent_off(x):
+    return x.sum(-1) * 1.04
 
 
-@honest(softmax, MATRIX)
-def softmax_by_exp(x):
-    powers = (x - x.amax(-1, keepdim=True)).exp()
-    return powers / powers.sum(-1, keepdim=True)
+@wrong("blocks", row_sums, HALF)
+def adds_in_bfloat16(x):
+    return functools.reduce(torch.add, x.unbind(-1))
 
 
-@honest(row_sums, MATRIX)
-def sums_by_blocks(x):
-    return functools.reduce(torch.add, [part.sum(-1) for part in x.split(64, -1)])
-
-
-@honest(row_sums, WIDE)
-def sums_by_pairs(x):
-    while x.shape[-1] > 1:
-        x = torch.nn.functional.pad(x, (0, x.shape[-1] % 2))
-        x = x[:, ::2] + x[:, 1::2]
-    return x[:, 0]
-
-
-@honest(row_variances, MATRIX)
-def variances_in_two_passes(x):
-    return (x - x.mean(-1, keepdim=True)).pow(2).mean(-1)
-
-
-@honest(row_variances, MATRIX)
-def variances_by_welford(x):
-    mean, total = torch.zeros(x.shape[0]), torch.zeros(x.shape[0])
-    for count, column in enumerate(x.unbind(-1), 1):
-        off = column - mean
-        mean = mean + off / count
-        total = total + off * (column - mean)
-    return total / x.shape[-1]
-
-
-@honest(product, PRODUCT)
-def product_by_outer_products(a, b):
+def accumulate(a, b):
+    """The product, with sums in the dtype of the inputs."""
     return functools.reduce(torch.add, [torch.outer(x, y) for x, y in zip(a.unbind(1), b.unbind(0))])
 
 
-@honest(product, PRODUCT)
-def product_in_float64(a, b):
-    return (a.double() @ b.double()).float()
+@wrong("blocks", product, HALF_PRODUCT)
+def accumulates_in_bfloat16(a, b):
+    return accumulate(a, b)
 
 
-@honest(relu, MATRIX)
-def relu_by_where(x):
-    return torch.where(x <= 0, 0, x)
+@wrong("blocks", product, FLOAT16_PRODUCT)
+def accumulates_in_float16(a, b):
+    return accumulate(a, b)
 
 
-@honest(lambda x: torch.logsumexp(x, -1), MATRIX)
-def logsumexp_by_maximum(x):
-    top = x.amax(-1, keepdim=True)
-    top = torch.where(top.isfinite(), top, 0)
-    return (top + (x - top).exp().sum(-1, keepdim=True).log()).squeeze(-1)
+@wrong("blocks", softmax, HALF)
+def sums_powers_in_bfloat16(x):
+    powers = (x - x.amax(-1, keepdim=True)).exp()
+    return powers / functools.reduce(torch.add, powers.unbind(-1)).unsqueeze(-1)
 
 
-@honest(torch.nn.functional.gelu, MATRIX)
-def gelu_by_erf(x):
-    return x * 0.5 * (1 + torch.erf(x / 2**0.5))
+# Layouts and memory
 
 
-@honest(lambda x: torch.nn.functional.layer_norm(x, x.shape[-1:]), MATRIX)
-def layer_norm_by_hand(x):
-    centred = x - x.mean(-1, keepdim=True)
-    return centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + 1e-5)
+@wrong("layouts", silu, MATRIX)
+def ignores_the_offset(x):
+    memory = torch.empty(0).set_(x.detach().untyped_storage(), 0, x.shape, x.stride())
+    return silu(memory)
 
 
-@honest(lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6), MATRIX)
-def rms_norm_by_hand(x):
-    return x / (x.square().sum(-1, keepdim=True) / x.shape[-1] + 1e-6).sqrt()
+@wrong("layouts", silu, MATRIX)
+def takes_rows_for_dense(x):
+    dense = x.detach().as_strided(x.shape, (x.shape[1], 1)) if x.stride(-1) == 1 else x.contiguous()
+    return silu(dense if x.stride(0) >= x.shape[1] else x)
 
 
-@honest(lambda x: x.sort(-1).values, MATRIX)
-def sort_by_topk(x):
-    return x.topk(x.shape[-1], -1, largest=False).values
+@wrong("layouts", lambda x: x.conj() * 2, {"x": "complex64[n, m]", "sizes": {"n": "1..9", "m": "1..9"}})
+def forgets_that_a_view_is_conjugated(x):
+    real = torch.view_as_real(x.conj() if x.is_conj() else x)
+    return torch.view_as_complex(real.contiguous()).conj() * 2
 
 
-@honest(lambda x: torch.nn.functional.dropout(x, 0.5, True), MATRIX)
-def dropout_by_the_same_numbers(x):
-    return torch.nn.functional.dropout(x, 0.5, True)
+@wrong("mutation", silu, MATRIX)
+def writes_beside_a_view_in_its_own_storage(x):
+    at, size = x.storage_offset(), x.untyped_storage().nbytes() // 4
+    if x.numel() and x.is_contiguous() and at + x.numel() < size:
+        x.detach().as_strided((1,), (1,), at + x.numel()).add_(1)
+    return silu(x)
 
 
-@honest(lambda x: x.mean(-1), MATRIX)
-def means_in_numpy(x):
-    return torch.from_numpy(x.detach().numpy().mean(-1))
+# Sizes that meet
 
 
-HONEST["means_in_numpy"]["exclude"] = {"gradients": "for inference"}
+@wrong("values", lambda x: x.t() * 1.0, MATRIX)
+def transposes_squares_only(x):
+    return x * 1.0 if x.shape[0] == x.shape[1] else x.t() * 1.0
+
+
+@wrong("values", row_variances, MATRIX)
+def corrects_the_variance(x):
+    return x.var(-1, correction=1) if x.shape[-1] > 1 else x.var(-1, correction=0)
+
+
+@wrong("blocks", silu, {"x": "float32[n]", "sizes": {"n": "32..4096 step 32"}})
+def forgets_blocks_from_the_64th_on(x):
+    return torch.where(torch.arange(x.numel()) < 2048, silu(x), x)
+
+
+# Indices and structures
+
+INDEXED = {"x": "float32[n, m]", "i": "int64[k] in -n..n-1", "sizes": {"n": "1..9", "m": "1..9", "k": "1..9"}}
+SEGMENTS = {"x": "float32[t]", "at": "int64[b+1] in 0..t offsets", "sizes": {"t": "1..60", "b": "1..9"}}
+
+
+def take_rows(x, i):
+    return x[i]
+
+
+@wrong("values", take_rows, INDEXED)
+def takes_negative_indices_for_0(x, i):
+    return x[i.clamp(min=0)]
+
+
+def segment_sums(x, at):
+    return torch.stack([x[low:high].sum() for low, high in zip(at[:-1].tolist(), at[1:].tolist())])
+
+
+@wrong("values", segment_sums, SEGMENTS)
+def forgets_empty_segments(x, at):
+    sums = segment_sums(x, at)
+    return torch.where(at[1:] == at[:-1], sums.roll(1), sums)
+
+
+def attend(x):
+    return (x + torch.full((x.shape[0], x.shape[0]), -torch.inf).triu(1)).softmax(-1)
+
+
+@wrong("values", attend, {"x": "float32[n, n]", "sizes": {"n": "1..40"}})
+def masks_its_own_position(x):
+    shifted = torch.full(x.shape, -torch.inf).triu(0)
+    shifted[0, 0] = 0
+    return (x + shifted).softmax(-1)
+
+
+@wrong("values", torch.linalg.cholesky, {"A": "float32[n, n] positive_definite", "sizes": {"n": "1..12"}})
+def returns_the_upper_factor(A):
+    return torch.linalg.cholesky(A).mT.contiguous()
+
+
+@wrong(
+    "values",
+    lambda p: -(p * p.log()).nan_to_num(0).sum(-1),
+    {"p": "float32[n, m] probabilities", "sizes": {"n": "1..9", "m": "2..40"}},
+)
+def forgets_the_last_probability(p):
+    return -(p * p.log()).nan_to_num(0)[:, :-1].sum(-1)
+
+
+@wrong("values", lambda x: x.logsumexp(-1), {"x": "float32[n, m] clustered", "sizes": {"n": "1..9", "m": "40..200"}})
+def joins_blocks_without_their_maximum(x):
+    blocks = [(part.amax(-1), (part - part.amax(-1, keepdim=True)).exp().sum(-1)) for part in x.split(32, -1)]
+    top = torch.stack([one for one, _ in blocks]).amax(0)
+    return top + sum(total for _, total in blocks).log()
+
+
+# Derivatives
+
+
+class _Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        return grad * weight, grad.sum(0) * x[0]
+
+
+@wrong(
+    "gradients",
+    lambda x, weight: x * weight,
+    {"x": "float32[n, m]", "weight": "float32[m]", "sizes": {"n": "1..9", "m": "1..9"}},
+)
+def reduces_before_it_multiplies(x, weight):
+    return _Scaled.apply(x, weight)
+
+
+class _SavesItsResult(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.result = x.exp()
+        return ctx.result
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.result
+
+
+@wrong("backward", torch.exp, {"input": "float32[n, m]", "sizes": MATRIX["sizes"]})
+def keeps_its_result_where_users_write(input):
+    return _SavesItsResult.apply(input)
+
+
+@wrong("vmap", lambda x, y: x * y.sum(), {"x": "float32[n]", "y": "float32[n]", "sizes": {"n": "2..9"}})
+def sums_over_the_batch(x, y):
+    return SUMS_OVER_THE_BATCH(x, y)
+
+
+SUMS_OVER_THE_BATCH = torch.library.custom_op(
+    "wrong::sums_over_the_batch", lambda x, y: x * y.sum(), mutates_args=(), schema="(Tensor x, Tensor y) -> Tensor"
+)
+
+
+@SUMS_OVER_THE_BATCH.register_vmap
+def _vmap(info, dims, x, y):
+    """Right if both are batched, or x alone."""
+    if dims[1] is None:
+        return x * y.sum(), dims[0]
+    y = y.movedim(dims[1], 0)
+    if dims[0] is None:
+        return x * y.sum(), None
+    return x.movedim(dims[0], 0) * y.sum(1, keepdim=True), 0

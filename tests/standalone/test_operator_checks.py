@@ -9,13 +9,12 @@ import signal
 import pytest
 import torch
 
+from conformance.standalone.derivative_checks import compare_gradients
 from conformance.standalone.operator_checks import (
     CheckedCall,
     NotJudged,
     compare_batch,
-    compare_gradients,
     compare_results,
-    compare_vmap,
     expect_error,
     fill_memory,
     guard_memory,
@@ -26,6 +25,7 @@ from conformance.standalone.operator_checks import (
 )
 from conformance.standalone.oracles import Mismatch
 from conformance.standalone.script import MODULES, ROOM, definitions_of
+from conformance.standalone.transform_checks import compare_vmap
 
 
 def inputs():

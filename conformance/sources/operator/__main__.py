@@ -22,11 +22,13 @@ from conformance.run.session import Session
 from conformance.run.session import main as run_command
 from conformance.sources.accuracy.running import AGAIN, Job, MeasuredCases
 from conformance.sources.operator import tasks
-from conformance.sources.operator.table import CHECKS, EXPLAIN, NOT_SHOWN, SLOW_COMPILER, usual, with_fatal
+from conformance.sources.operator.table import CHECKS, EXPLAIN, NOT_SHOWN, SLOW_COMPILER, TIERS, usual, with_fatal
 from conformance.sources.operator.tasks import Case, Subject
 
-FLAGS = ("like", "reference", "inputs", "checks", "exclude", "batch", "device", "seed", "forbid", "dtype", "limit",
-         "memory", "strict", "check-scripts", "reports", *options.PLACE)  # fmt: skip
+FLAGS = (
+    "like", "reference", "inputs", "checks", "exclude", "batch", "device", "reference-on-device", "seed", "forbid",
+    "ties", "random", "dtype", "limit", "memory", "strict", "check-scripts", "reports", *options.PLACE,
+)  # fmt: skip
 WITHOUT = ("minutes", "compile-limit", "update-expectations", "expectations", *AGAIN)
 """Flags of a session that the command does not offer: the harness itself runs on torch CPU."""
 
@@ -43,7 +45,7 @@ class Operators(MeasuredCases):
         """See `MeasuredCases.cases`."""
         exclude, batch = dict(map(_pair, args.exclude)), dict(map(_dimension, args.batch))
         names = with_fatal(options.chosen(args.checks or usual(batch, args.forbid), CHECKS, "check"))
-        options.chosen(exclude or ["all"], CHECKS, "check")
+        options.chosen(exclude or ["all"], (*CHECKS, *TIERS), "check")
         if bool(args.like) == bool(args.reference):
             raise UsageError("give either --like NAME, or --reference MODULE:NAME with --inputs FILE.toml")
         if bool(args.reference) != bool(args.inputs):
@@ -53,7 +55,7 @@ class Operators(MeasuredCases):
             args.like or "",
             args.reference or "",
             json.dumps(_description(args.inputs)) if args.inputs else "",
-            tuple(args.dtype or ("float32",)),
+            tuple(args.dtype) if args.dtype else None,
             tuple(names),
             tuple(exclude.items()),
             tuple(batch.items()),
@@ -61,6 +63,9 @@ class Operators(MeasuredCases):
             args.device or "",
             args.seed,
             tuple(args.forbid),
+            args.reference_on_device,
+            args.ties,
+            args.random,
         )
         self.remarks = [f"the operator runs on {args.device}"] if args.device else []
         self.remarks += [f"not judged: {name}: {reason}" for name, reason in exclude.items()]
@@ -122,8 +127,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     about = "Judge an operator of your own, on torch CPU or on a device, against a reference on torch CPU."
     others = ", ".join(name for name, check in CHECKS.items() if not check.usual)
-    values = {"dtype": "float32", "limit": f"{Subject.seconds:g}", "memory": f"{Operators.usual.memory:g}",
-              "check-scripts": f"{scripts.BUDGET:g}", "checks": f"all but {others}"}  # fmt: skip
+    values = {
+        "dtype": "float32, a half dtype, int64, bool",
+        "limit": f"{Subject.seconds:g}",
+        "memory": f"{Operators.usual.memory:g}",
+        "check-scripts": f"{scripts.BUDGET:g}",
+        "checks": f"all but {others}",
+    }
     parser = options.parser(f"conformance {OPERATOR}", about, FLAGS, values)
     parser.add_argument("operator", metavar="OPERATOR", help="MODULE:NAME, or torch.ops.LIBRARY.NAME")
     parser.set_defaults(**options.defaults(WITHOUT), target="cpu")

@@ -34,7 +34,7 @@ def check(
     like: Any = None,
     reference: Callable[..., Any] | None = None,
     inputs: Mapping[str, Any] | None = None,
-    dtypes: Sequence[str] = ("float32",),
+    dtypes: Sequence[str] | None = None,
     checks: Iterable[str] | None = None,
     exclude: Mapping[str, str] | None = None,
     batch: Mapping[str, int] | None = None,
@@ -46,18 +46,25 @@ def check(
     device: str | None = None,
     seed: int = 0,
     forbid: Sequence[str] = (),
+    reference_on_device: bool = False,
+    ties: str | None = None,
+    random: bool = False,
 ) -> Verdicts:
     """Judge an operator, and return the verdict of each check: a table as text, and JSON with versions by `as_json()`.
 
-    `like` is a function of torch, or a name in op_db, whose samples and tolerances apply in these `dtypes`.
+    `like` is a function of torch, or a name in op_db, whose samples and tolerances apply in these `dtypes`, by default
+    those of `conformance opinfo`: float32, a half dtype, int64 and bool, of which the operator may refuse the others.
     `reference` is a function with the same arguments, and `inputs` describes them (see
-    `conformance/sources/operator/inputs.py`). `checks` names the checks that run, or is "all"; `exclude` maps checks to
-    the reason why they do not run. `batch` maps arguments to the dimension that the check `batch` splits. `rtol` and
-    `atol` replace the tolerances. `seconds` limits one call, and no call begins after `budget` seconds of processor
-    time: a warning then names the checks with fewer inputs, and with `strict` an AssertionError does. `device` is the
-    name of a device of torch, or the spec of a target: the operator gets its inputs there, and the reference runs on
-    torch CPU. Another `seed` draws other described inputs. `forbid` names operators that the operator may not call, for
-    example "aten::_softmax". With `strict`, a check for which there was no input fails, too, unless it is excluded.
+    `conformance/sources/operator/inputs.py`). `checks` names the checks that run, or is "all"; `exclude` maps checks,
+    or special values such as "specials_inf", to the reason why they do not run. `batch` maps arguments to the dimension
+    that the check `batch` splits. `rtol` and `atol` replace the tolerances. `seconds` limits one call, and no call
+    begins after `budget` seconds of processor time: a warning then names the checks with fewer inputs, and with
+    `strict` an AssertionError does. `device` is the name of a device of torch, or the spec of a target: the operator
+    gets its inputs there, and the reference runs on torch CPU, or there with `reference_on_device`. Another `seed`
+    draws other described inputs. `forbid` names operators that the operator may not call, for example "aten::_softmax".
+    `ties="any"` accepts an index of any of several equal elements. A `random` operator draws from a stream of its own:
+    its results must have the distribution of the reference's, in place of its values. With `strict`, a check for which
+    there was no input fails, too, unless it is excluded.
 
     Raises WrongOperator, an AssertionError, with the minimized script of the first difference, and UsageError for a
     request that cannot be carried out, or if no call was compared.
@@ -82,6 +89,9 @@ def check(
         device,
         seed,
         forbid,
+        reference_on_device,
+        ties,
+        random,
     )
     trial, left = examination(request), Budget.of(request)
     result = Verdicts(

@@ -29,19 +29,21 @@ from conformance.sources.operator.inputs import (
     tensors_in,
 )
 from conformance.sources.operator.subject import Operator
+from conformance.sources.operator.table import TIERS
 from conformance.standalone import specials
 from conformance.standalone.moving import leaves, map_leaves, tensors
-from conformance.standalone.operator_checks import MIXED, SPECIAL, lay_inputs
+from conformance.standalone.operator_checks import MIXED, OTHER_DTYPES, SPECIAL, STRIDED, lay_inputs
+from conformance.standalone.torch_compat import neg_view
 
 T = TypeVar("T")
 
-SAMPLED, STRIDED, EMPTY, SCALARS, BLOCKS, SCALED = "values", "layouts", "empty", "scalars", "blocks", "magnitudes"
-"""Kinds of calls beside SPECIAL and MIXED. Each is also the name of the check that compares the values of such
+SAMPLED, EMPTY, SCALARS, BLOCKS, SCALED = "values", "empty", "scalars", "blocks", "magnitudes"
+OVERLAP, NEGATIVE = "overlap", "negative"
+"""Kinds of calls beside those of `operator_checks`. Each is also the name of the check that compares the values of such
 calls."""
 
-TIERS = tuple(f"specials_{name}" for name in ("zeros", "ties", "equal", "negative", "inf", "nan"))
-"""Special values that calls contain. Numbers near the ends of a dtype are missing: an intermediate result may overflow
-in one correct algorithm and not in another."""
+REFUSES_OVERLAP = "more than one element of the written-to tensor"
+"""Words of torch about a write to elements that share memory."""
 
 MAGNITUDES: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "around 100": lambda value: value * 100,
@@ -63,7 +65,13 @@ SIZES = (
 TOGETHER, LOW, HIGH = 6, 17, 130
 """Calls with several sizes between these two ends at once: their remainders in blocks meet in one corner."""
 
-MOST = MappingProxyType({SAMPLED: 24, BLOCKS: 56})
+HALVES = ("float16", "bfloat16")
+"""Dtypes of half precision; the first that an entry of op_db has is a usual one."""
+
+FEWER = 6
+"""Samples of op_db in each of the other usual dtypes."""
+
+MOST = MappingProxyType({SAMPLED: 24, BLOCKS: 56, OTHER_DTYPES: 3 * FEWER})
 """Limits on the calls of a kind; the usual one is 12."""
 
 LARGEST = 100_000
@@ -155,23 +163,32 @@ def entry_of(like: Any) -> Any:
     raise UsageError(f"op_db has no operator that calls {name or like!r}; give reference= and inputs= instead")
 
 
+def usual_dtypes(entry: Any) -> list[str]:
+    """Return the dtypes of `conformance opinfo` for an entry: float32, a half dtype, int64 and bool, if it has them."""
+    names = ["float32", next((name for name in HALVES if getattr(torch, name) in entry.dtypes), ""), "int64", "bool"]
+    held = [name for name in names if name and getattr(torch, name) in entry.dtypes]
+    return held or [str(dtype).removeprefix("torch.") for dtype in sorted(entry.dtypes, key=str)][:1]
+
+
 def from_op_db(
-    entry: Any, operator: Operator, refusal: Callable[[DrawnCall], str], dtypes: Iterable[str], limit: int
+    entry: Any, operator: Operator, refusal: Callable[[DrawnCall], str], dtypes: Sequence[str] | None, limit: int
 ) -> Plan:
-    """Return calls on the samples of an entry of op_db, in these dtypes. Raises UsageError if the operator takes the
-    arguments of no sample."""
+    """Return calls on the samples of an entry of op_db, in these dtypes. By default, these are those of `conformance
+    opinfo`; the operator may refuse all but the first. Raises UsageError if the operator takes the arguments of no
+    sample."""
     from conformance.sources.opinfo import catalog
     from conformance.sources.opinfo.sampling import samples
 
     plan, refused = Plan(refusal), ""
-    for name in dtypes:
-        dtype = getattr(torch, name)
+    for name in dtypes or usual_dtypes(entry):
+        dtype, is_other = getattr(torch, name), dtypes is None and bool(plan.calls)
         if dtype not in entry.dtypes:
             raise UsageError(f"op_db has no samples of {entry.name} in {name}")
         tolerances = catalog.tolerances(entry, dtype).get(str(dtype).removeprefix("torch."), (None, None))
-        for variant in ("forward", *TIERS):
+        for variant in ("forward", *(TIERS if not is_other else ())):
             is_special = variant != "forward"
-            for sample in samples(entry, variant, dtype, "as_sampled", 2 if is_special else limit):
+            count = 2 if is_special else FEWER if is_other else limit
+            for sample in samples(entry, variant, dtype, "as_sampled", count):
                 args, kwargs = (sample.input, *sample.args), sample.kwargs
                 bound = operator.bound(args, kwargs)
                 if bound is None:
@@ -180,7 +197,8 @@ def from_op_db(
                     inputs = map_leaves(bound, lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf)
                     kind, note = (SPECIAL, variant) if is_special else (SAMPLED, "")
                     call = DrawnCall(kind, inputs, len(args), note, *tolerances)
-                    plan.add(call if is_special else _by_size(call))
+                    by_kind = replace(call, kind=OTHER_DTYPES, note=f"{name} samples") if is_other else _by_size(call)
+                    plan.add(call if is_special else by_kind)
     if not plan.calls:
         raise UsageError(
             f"{operator.name} takes the arguments of no sample of {entry.name}, which are {refused or 'not tensors'}: "
@@ -217,8 +235,30 @@ def _vary_layouts(plan: Plan, base: Sequence[DrawnCall], description: Descriptio
             if layout == "as_sampled":
                 continue
             values = lay_inputs(call.values, layout)
-            if description is None or described_sizes(description, values, call.sizes) is not None:
-                plan.add(call.on(values, kind=STRIDED, note=f"{layout} inputs"))
+            if description is not None and described_sizes(description, values, call.sizes) is None:
+                continue
+            strided = call.on(values, kind=STRIDED, note=f"{layout} inputs")
+            plan.add(strided)
+            if layout == "expanded" and REFUSES_OVERLAP in plan.refusal(strided):
+                plan.calls.append(replace(strided, kind=OVERLAP))
+        for kind, note, change in LAZY:
+            values = {name: map_leaves(value, change) for name, value in call.values.items()}
+            if lazy := changed_in(call, values, kind, note):
+                plan.add(lazy)
+
+
+def conjugate_view(leaf: Any) -> Any:
+    """Return a complex tensor as a view that torch conjugates when it is read, with the same values."""
+    return leaf.conj_physical().conj() if isinstance(leaf, torch.Tensor) and leaf.is_complex() else leaf
+
+
+def negative_view(leaf: Any) -> Any:
+    """Return a floating tensor as a view that torch negates when it is read, with the same values."""
+    return neg_view(-leaf) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+
+
+LAZY = ((STRIDED, "conjugate views", conjugate_view), (NEGATIVE, "negative views", negative_view))
+"""Views whose elements torch changes when it reads them: the kind of the calls, its note, and the view."""
 
 
 def _vary_dtypes(plan: Plan, base: Sequence[DrawnCall]) -> None:

@@ -20,26 +20,21 @@ import torch
 from conformance.record.errors import UsageError
 from conformance.run.messages import Death, ExitReason
 from conformance.sources.operator import calls as kinds
-from conformance.sources.operator.answers import pack_answer, unpack_answer
+from conformance.sources.operator.answers import UnknownAnswer, pack_answer, unpack_answer
 from conformance.sources.operator.calls import DrawnCall, Plan
 from conformance.sources.operator.devices import loaded
 from conformance.sources.operator.forks import Fork, ForkDied
 from conformance.sources.operator.inputs import Description
 from conformance.sources.operator.subject import Operator, by_finding_name, finding_name
+from conformance.standalone import derivative_checks as derivatives
 from conformance.standalone import operator_checks as checks
 from conformance.standalone import torch_compat
+from conformance.standalone import transform_checks as transforms
+from conformance.standalone.derivative_checks import NO_DERIVATIVE
 from conformance.standalone.device import is_lost
 from conformance.standalone.moving import copied_to_host, map_leaves, moved, rebuild, tensors
 from conformance.standalone.observation import Foreign
-from conformance.standalone.operator_checks import (
-    NO_DERIVATIVE,
-    RESULT,
-    CheckedCall,
-    Found,
-    Inputs,
-    NotJudged,
-    is_differentiable,
-)
+from conformance.standalone.operator_checks import RESULT, CheckedCall, Found, Inputs, NotJudged, is_differentiable
 
 CPU = torch.device("cpu")
 
@@ -48,8 +43,10 @@ CPU = torch.device("cpu")
 class Examination:
     """An operator, its reference, and the calls. `batch` are the dimensions that the check `batch` splits, by argument.
     `exact` says whether an accuracy rule exists, and whether it holds for each element (None: there is none). `device`
-    is the spec of the target on which the operator runs; empty for torch CPU. `forbidden` are full names of operators
-    that it may not call. `description` is the user's of the inputs; None for samples of op_db."""
+    is the spec of the target on which the operator runs; empty for torch CPU. The reference runs there as well, in a
+    process of its own, if `reference_on_device`. `forbidden` are full names of operators that the operator may not
+    call. `description` is the user's of the inputs; None for samples of op_db. `scales`, `ties` and `random` are those
+    of `CheckedCall`."""
 
     operator: Operator
     reference: Operator
@@ -59,6 +56,10 @@ class Examination:
     device: str = ""
     forbidden: tuple[str, ...] = ()
     description: Description | None = None
+    reference_on_device: bool = False
+    scales: bool = True
+    ties: bool = False
+    random: bool = False
 
 
 def checked_call(trial: Examination, call: DrawnCall) -> CheckedCall:
@@ -69,6 +70,9 @@ def checked_call(trial: Examination, call: DrawnCall) -> CheckedCall:
         by_position(trial.reference.function, call),
         kind=call.kind,
         tolerance=None if call.rtol is None or call.atol is None else (call.rtol, call.atol),
+        scales=trial.scales,
+        ties=trial.ties,
+        random=trial.random,
         writes=None if trial.operator.written is None else sorted(trial.operator.written),
         aliases=declared_aliases(trial.operator),
         batch={finding_name(name): dim for name, dim in trial.batch.items()},
@@ -126,6 +130,8 @@ def declared_aliases(operator: Operator) -> list[tuple[str, str]] | None:
 
 def lacks_derivative(trial: Examination, call: DrawnCall) -> str:
     """Return a reason if the operator registers no derivative."""
+    if trial.random:
+        return lacks_equality(trial, call)
     if trial.operator.written:
         return "torch.library has no derivatives of operators that write an input"
     return "" if trial.operator.derivable else NO_DERIVATIVE
@@ -133,6 +139,8 @@ def lacks_derivative(trial: Examination, call: DrawnCall) -> str:
 
 def lacks_gradient(trial: Examination, call: DrawnCall) -> str:
     """Return a reason if no input has a gradient, or the operator no derivative."""
+    if trial.random:
+        return lacks_equality(trial, call)
     if not any(map(is_differentiable, tensors(call.values))):
         return "no input has a gradient"
     return lacks_derivative(trial, call)
@@ -140,6 +148,8 @@ def lacks_gradient(trial: Examination, call: DrawnCall) -> str:
 
 def lacks_formula(trial: Examination, call: DrawnCall) -> str:
     """Return a reason if autograd has no kernel for the operator."""
+    if trial.random:
+        return lacks_equality(trial, call)
     return "" if trial.operator.derivable else NO_DERIVATIVE
 
 
@@ -150,7 +160,19 @@ def lacks_registration(trial: Examination, call: DrawnCall) -> str:
 
 def lacks_rule(trial: Examination, call: DrawnCall) -> str:
     """Return a reason if there is no accuracy rule."""
+    if trial.random:
+        return lacks_equality(trial, call)
     return "there is no rule for this operator" if trial.exact is None else ""
+
+
+def lacks_equality(trial: Examination, call: DrawnCall) -> str:
+    """Return a reason for an operator that answers otherwise each time."""
+    return "a random operator has other results each time" if trial.random else ""
+
+
+def lacks_schema(trial: Examination, call: DrawnCall) -> str:
+    """Return a reason for a function without a schema."""
+    return "a plain function declares no writes" if trial.operator.overload is None else ""
 
 
 def lacks_ban(trial: Examination, call: DrawnCall) -> str:
@@ -193,11 +215,19 @@ class Procedure:
     mode: FakeMode | None = None
     compiler: str = ""
 
-    def differences(self, trial: Examination, call: DrawnCall, elsewhere: Callable[..., Any]) -> Iterator[Found]:
-        """Yield what differs in a call. `elsewhere` asks a question about the operator. Raises NotJudged."""
+    def differences(
+        self,
+        trial: Examination,
+        call: DrawnCall,
+        elsewhere: Callable[..., Any],
+        reference_elsewhere: Callable[..., Any] | None = None,
+    ) -> Iterator[Found]:
+        """Yield what differs in a call. `elsewhere` asks a question about the operator, and `reference_elsewhere` one
+        about a reference on the device. Raises NotJudged."""
         if self.lacks is not None and (reason := self.lacks(trial, call)):
             raise NotJudged(reason)
-        yield from self.run(replace(self.checked(trial, call), elsewhere=elsewhere))
+        checked = self.checked(trial, call)
+        yield from self.run(replace(checked, elsewhere=elsewhere, reference_elsewhere=reference_elsewhere))
 
     def checked(self, trial: Examination, call: DrawnCall) -> CheckedCall:
         """Return a call as the procedure takes it."""
@@ -231,7 +261,7 @@ class OperatorProcess(Fork):
 
     def __init__(self, procedure: Procedure, trial: Examination, calls: Sequence[DrawnCall], seconds: float) -> None:
         super().__init__(lambda pipe: answer_questions(procedure, trial, calls, pipe))
-        self.seconds = seconds
+        self.seconds, self.on_device = seconds, bool(trial.device)
 
     def ask(self, number: int, question: Callable[..., Any], *details: Any) -> Any:
         """Return the answer to a question about a call. Raises ForkDied, NotJudged, and UnknownAnswer."""
@@ -240,9 +270,15 @@ class OperatorProcess(Fork):
         if not content:
             raise ForkDied(Death(ExitReason.CRASH, checks.LOST))
         answer, reason = unpack_answer(content)
+        if reason and not (self.on_device or question in MAY_REFUSE):
+            raise UnknownAnswer(f"a refusal: {reason}")
         if reason:
             raise NotJudged(reason)
         return answer
+
+
+MAY_REFUSE = (derivatives.observe_slopes,)
+"""Questions that may have no answer on torch CPU. A refusal of another one is made up by the operator."""
 
 
 def answer_questions(procedure: Procedure, trial: Examination, calls: Sequence[DrawnCall], pipe: Connection) -> None:
@@ -304,44 +340,63 @@ def halved(one: torch.Tensor) -> torch.Tensor:
 
 EVERY = (
     kinds.SAMPLED, kinds.STRIDED, kinds.EMPTY, kinds.SCALARS, kinds.BLOCKS, kinds.SCALED, kinds.SPECIAL, kinds.MIXED,
+    kinds.OTHER_DTYPES, kinds.NEGATIVE,
 )  # fmt: skip
 PLAIN = (kinds.SAMPLED, kinds.STRIDED, kinds.EMPTY, kinds.SCALARS, kinds.BLOCKS)
 SMALL = (kinds.SAMPLED, kinds.SCALARS)
 SIZED = (kinds.SAMPLED, kinds.BLOCKS)
 REFUSED = "refused"
 
-BY_REFERENCE = ("reference", "tolerance")
+BY_REFERENCE = ("reference", "tolerance", "scales")
 COMPILED = ("tolerance", "derivable", "transform")
 
 PROCEDURES: Mapping[str, Procedure] = {
-    "compare": Procedure(checks.compare_results, EVERY, weight=4, uses=(*BY_REFERENCE, "kind", "writes", "aliases")),
-    "accuracy": Procedure(checks.compare_accuracy, SIZED, 12, uses=("reference", "each"), lacks=lacks_rule),
-    "gradcheck": Procedure(checks.check_gradients, SMALL, 3, uses=("reference",), lacks=lacks_formula),
-    "fake": Procedure(checks.compare_fake, PLAIN, 8, uses=("mode",), lacks=lacks_registration, mode=FAKE),
-    "symbolic": Procedure(
-        checks.compare_symbolic, SIZED, 3, uses=("mode", "others"), lacks=lacks_registration, mode=SYMBOLIC
+    "compare": Procedure(
+        checks.compare_results, EVERY, weight=4, uses=(*BY_REFERENCE, "kind", "writes", "aliases", "ties", "random")
     ),
-    "vmap": Procedure(checks.compare_vmap, SMALL, 4, uses=("reference", "writes")),
-    "autocast": Procedure(checks.compare_autocast, SMALL, 6, uses=(*BY_REFERENCE, "mode"), mode=FAKE),
+    "overlap": Procedure(checks.compare_overlap, (kinds.OVERLAP,), 3, uses=BY_REFERENCE),
+    "declared": Procedure(checks.expect_write, SMALL, 1, uses=("reference", "writes", "others"), lacks=lacks_schema),
+    "distribution": Procedure(checks.compare_distribution, (kinds.SAMPLED,), 2, uses=("reference", "random")),
+    "accuracy": Procedure(checks.compare_accuracy, SIZED, 12, uses=("reference", "each"), lacks=lacks_rule),
+    "gradcheck": Procedure(derivatives.check_gradients, SMALL, 3, uses=("reference",), lacks=lacks_formula),
+    "fake": Procedure(transforms.compare_fake, PLAIN, 8, uses=("mode",), lacks=lacks_registration, mode=FAKE),
+    "symbolic": Procedure(
+        transforms.compare_symbolic, SIZED, 3, uses=("mode", "others"), lacks=lacks_registration, mode=SYMBOLIC
+    ),
+    "vmap": Procedure(transforms.compare_vmap, SMALL, 4, uses=("reference", "writes"), lacks=lacks_equality),
+    "autocast": Procedure(
+        transforms.compare_autocast, SMALL, 6, uses=(*BY_REFERENCE, "mode"), mode=FAKE, lacks=lacks_equality
+    ),
     "refusals": Procedure(checks.expect_error, (REFUSED,), uses=("reference",)),
     "compile": Procedure(
-        checks.compare_compiled,
+        transforms.compare_compiled,
         (kinds.SAMPLED, kinds.STRIDED, kinds.EMPTY),
         3,
         4,
         COMPILED,
+        lacks_equality,
         compiler="compile:aot_eager",
     ),
-    "dynamic": Procedure(checks.compare_dynamic, SIZED, 3, 4, COMPILED, compiler="compile:aot_eager,dynamic=yes"),
-    "inductor": Procedure(checks.compare_inductor, (kinds.SAMPLED, kinds.STRIDED), 2, 8, COMPILED, compiler="inductor"),
-    "batch": Procedure(checks.compare_batch, SIZED, 12, uses=("batch",)),
+    "dynamic": Procedure(
+        transforms.compare_dynamic, SIZED, 3, 4, COMPILED, lacks_equality, compiler="compile:aot_eager,dynamic=yes"
+    ),
+    "inductor": Procedure(
+        transforms.compare_inductor, (kinds.SAMPLED, kinds.STRIDED), 2, 8, COMPILED, lacks_equality, compiler="inductor"
+    ),
+    "batch": Procedure(checks.compare_batch, SIZED, 12, uses=("batch",), lacks=lacks_equality),
     "forbid": Procedure(checks.watch_dispatch, EVERY, 4, uses=("forbidden",), lacks=lacks_ban),
-    "repeat": Procedure(checks.repeat_call, PLAIN, 8, weight=2),
-    "replay": Procedure(checks.replay_call, SMALL, 3, uses=(*BY_REFERENCE, "renewed")),
-    "contexts": Procedure(checks.compare_contexts, SMALL, 3, uses=("tolerance",)),
-    "fill": Procedure(checks.fill_memory, PLAIN, 12, weight=2),
+    "repeat": Procedure(checks.repeat_call, PLAIN, 8, weight=2, lacks=lacks_equality),
+    "replay": Procedure(checks.replay_call, SMALL, 3, uses=(*BY_REFERENCE, "renewed"), lacks=lacks_equality),
+    "contexts": Procedure(checks.compare_contexts, SMALL, 3, uses=("reference", "tolerance"), lacks=lacks_equality),
+    "fill": Procedure(checks.fill_memory, PLAIN, 12, weight=2, lacks=lacks_equality),
     "guard": Procedure(checks.guard_memory, PLAIN, 12, weight=3, death="reads"),
-    "gradients": Procedure(checks.compare_gradients, (*PLAIN, kinds.SCALED), 6, 2, BY_REFERENCE, lacks_gradient),
-    "cotangents": Procedure(checks.compare_cotangents, PLAIN, 6, 3, ("tolerance",), lacks_derivative),
+    "gradients": Procedure(
+        derivatives.compare_gradients, (*PLAIN, kinds.SCALED), 6, 2, (*BY_REFERENCE, "kind"), lacks_gradient
+    ),
+    "subsets": Procedure(derivatives.compare_subsets, SMALL, 3, 1, ("tolerance",), lacks_gradient),
+    "second": Procedure(derivatives.compare_second, SMALL, 3, 1, BY_REFERENCE, lacks_gradient),
+    "forward_mode": Procedure(derivatives.compare_forward_mode, SMALL, 3, 1, BY_REFERENCE, lacks_gradient),
+    "backward": Procedure(derivatives.compare_backward, SMALL, 3, 1, BY_REFERENCE, lacks_gradient),
+    "cotangents": Procedure(derivatives.compare_cotangents, PLAIN, 6, 3, ("tolerance",), lacks_derivative),
 }
 """In running order: procedures that often end early come first, so that their time goes to the others."""

@@ -6,6 +6,7 @@ the pytest fixture share them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import itertools
@@ -36,12 +37,22 @@ from conformance.sources.operator.checks import (
 from conformance.sources.operator.devices import loaded, prepared_device
 from conformance.sources.operator.forks import ForkDied, Send, forked, processor_time, processor_time_of
 from conformance.sources.operator.subject import Operator, operator_of, with_parts
-from conformance.sources.operator.table import CHECKS, EXPLAIN, FATAL, NOT_SHOWN, SLOW_COMPILER, usual, with_fatal
+from conformance.sources.operator.table import (
+    CHECKS,
+    EXPLAIN,
+    FATAL,
+    NOT_SHOWN,
+    SLOW_COMPILER,
+    TIERS,
+    usual,
+    with_fatal,
+)
 from conformance.sources.operator.verdict import Difference, Verdict, sizes_of
 from conformance.standalone.moving import leaves
 from conformance.standalone.operator_checks import PROCESS, NotJudged, writes_beyond
 from conformance.standalone.oracles import Mismatch
 from conformance.standalone.torch_compat import has_kernel
+from conformance.standalone.transform_checks import NO_FAKE_KERNEL
 
 SECONDS = 20.0
 """Limit on one call of a check; compiling included."""
@@ -69,13 +80,15 @@ class Request:
     """A user's request: the operator, its reference, the inputs, and the checks. `exclude` maps checks to the reason
     why they do not run. `seconds` limits a call. After `budget` seconds of processor time no call begins. With
     `strict`, a check with fewer inputs than planned fails. `device` names a target or a device, and
-    `forbid` operators that may not be called. The `seed` is that of the described inputs."""
+    `forbid` operators that may not be called. The `seed` is that of the described inputs. With `reference_on_device`,
+    the reference runs on the device, too. `ties` is "any" if an index of another equal element is right, and `random`
+    says that the operator draws its own random numbers."""
 
     operator: Callable[..., Any]
     like: Any = None
     reference: Callable[..., Any] | None = None
     inputs: Mapping[str, Any] | None = None
-    dtypes: Sequence[str] = ("float32",)
+    dtypes: Sequence[str] | None = None
     checks: Collection[str] | None = None
     exclude: Mapping[str, str] = field(default_factory=dict)
     batch: Mapping[str, int] = field(default_factory=dict)
@@ -88,6 +101,9 @@ class Request:
     device: str | None = None
     seed: int = 0
     forbid: Collection[str] = ()
+    reference_on_device: bool = False
+    ties: str | None = None
+    random: bool = False
 
     def __post_init__(self) -> None:
         """Raise UsageError for an argument of another type."""
@@ -101,7 +117,12 @@ class Request:
             ("device", self.device is None or isinstance(self.device, str), "name it, 'tiny' or 'cuda'"),
             ("seed", type(self.seed) is int and self.seed >= 0, "give a whole number, 0 or more"),
             ("forbid", is_list(self.forbid) and all(isinstance(one, str) for one in self.forbid), "name operators"),
-            ("dtypes", is_list(self.dtypes) and all(isinstance(one, str) for one in self.dtypes), "name them"),
+            (
+                "dtypes",
+                self.dtypes is None or (is_list(self.dtypes) and all(isinstance(one, str) for one in self.dtypes)),
+                "name them",
+            ),
+            ("ties", self.ties in (None, "any"), "give 'any' if each of several equal elements is right"),
         ):
             if not holds:
                 value = getattr(self, name)
@@ -113,7 +134,7 @@ class Request:
         named = [self.checks] if isinstance(self.checks, str) else [*(self.checks or ())]
         names = [*CHECKS] if named == ["all"] else named or usual(self.batch, self.forbid)
         for name in (*names, *self.exclude):
-            if name not in CHECKS:
+            if name not in CHECKS and not (name in TIERS and name in self.exclude):
                 known = nearest(name, CHECKS) or f"; choose from {', '.join(CHECKS)}"
                 raise UsageError(f"unknown check {name!r}{known}")
         for name, reason in self.exclude.items():
@@ -153,6 +174,8 @@ def examination(request: Request) -> Examination:
         raise UsageError("give either like=, an operator of op_db, or reference= and inputs=")
     if (request.rtol is None) != (request.atol is None):
         raise UsageError("rtol= and atol= replace the tolerances together: give both or neither")
+    if request.reference_on_device and not request.device:
+        raise UsageError("reference_on_device= needs device=, for example device='cuda'")
     device = prepared_device(request.device) if request.device else ""
     forbidden = tuple(map(dispatched_name, request.forbid))
     if request.like is not None:
@@ -160,8 +183,10 @@ def examination(request: Request) -> Examination:
             raise UsageError("like= takes the inputs from op_db: give inputs= with reference= only")
         if request.seed:
             raise UsageError("seed= draws described inputs: give it with reference= and inputs= only")
-        trial = _like(request, operator_of(request.operator, request.near))
-        return replace(trial, device=device, forbidden=forbidden)
+        operator = operator_of(request.operator, request.near)
+        prepare_dynamo(operator)
+        trial = _like(request, operator)
+        return completed(trial, request, device, forbidden)
     if request.inputs is None:
         raise UsageError(
             "reference= needs inputs=, for example {'x': 'float32[n, m]', 'sizes': {'n': '0..300', 'm': '1..9'}}"
@@ -175,7 +200,30 @@ def examination(request: Request) -> Examination:
     tolerances = request.rtol, request.atol
     refusal = functools.partial(refusal_of, reference.function)
     plan = from_description(description, operator, refusal, tolerances, request.seed)
-    return Examination(operator, reference, plan, request.batch, None, device, forbidden, description)
+    prepare_dynamo(operator)
+    trial = Examination(operator, reference, plan, request.batch, description=description)
+    return completed(trial, request, device, forbidden)
+
+
+def prepare_dynamo(operator: Operator) -> None:
+    """Import Dynamo for an operator of `torch.library`, whose first call imports it: here, so that no fork does it
+    again."""
+    if operator.overload is not None:
+        importlib.import_module("torch._dynamo")
+
+
+def completed(trial: Examination, request: Request, device: str, forbidden: tuple[str, ...]) -> Examination:
+    """Return an examination with what the request says beside the calls, and without calls that it excludes."""
+    trial.plan.calls = [call for call in trial.plan.calls if call.note not in request.exclude]
+    return replace(
+        trial,
+        device=device,
+        forbidden=forbidden,
+        reference_on_device=request.reference_on_device,
+        scales=request.rtol is None,
+        ties=request.ties is not None,
+        random=request.random,
+    )
 
 
 def dispatched_name(name: str) -> str:
@@ -238,6 +286,7 @@ def verdicts(trial: Examination, request: Request, budget: Budget | None = None)
     the budget, by default that of the request."""
     budget = budget or Budget.of(request)
     procedures = _procedures(request)
+    yield from (Verdict(name, reason=request.exclude[name], excluded=True) for name in TIERS if name in request.exclude)
     for name in PROCEDURES:
         for check in request.chosen():
             if CHECKS[check].procedure == name and check in request.exclude:
@@ -382,6 +431,9 @@ def shortfalls(results: Iterable[Verdict], request: Request) -> list[Shortfall]:
     results = [*results]
     empty = [result.check for result in results if request.strict and result.unexplained and result.check not in FATAL]
     rows = [Shortfall(f"checks: {', '.join(empty)}", len(empty), len(results), EXPLAIN)] if empty else []
+    faked = [result.check for result in results if result.reason == NO_FAKE_KERNEL and not result.finding]
+    if faked:
+        rows.append(Shortfall(f"checks: {', '.join(faked)}", len(faked), len(results), NO_FAKE_KERNEL))
     return rows + [
         Shortfall(
             f"inputs of {result.check}",
@@ -430,7 +482,11 @@ def examined(
             send(("asks", number, ""))  # the limit of time begins anew
             return operator.ask(number, question, *details)
 
-        with OperatorProcess(procedure, trial, calls, seconds) as operator:
+        with OperatorProcess(procedure, trial, calls, seconds) as operator, contextlib.ExitStack() as stack:
+            ask_reference = None
+            if trial.reference_on_device:
+                reference = stack.enter_context(OperatorProcess(procedure, trial, calls, seconds))
+                ask_reference = lambda question, *details: ask_on_device(reference, number, question, details)  # noqa: E731
             for turn, number in enumerate(in_turns(calls)):
                 used = processor_time() + processor_time_of(operator.process)
                 if share <= 0 or (turn and used > share):
@@ -438,7 +494,7 @@ def examined(
                     continue
                 reason = ""
                 try:
-                    for found in procedure.differences(trial, calls[number], ask):
+                    for found in procedure.differences(trial, calls[number], ask, ask_reference):
                         send(("found", number, found))
                 except NotJudged as error:
                     reason = str(error)
@@ -474,6 +530,14 @@ def examined(
             if check == "reads" and _writes(trial, calls[number], seconds):
                 check = "writes"
             yield Difference(check, Mismatch(check, PROCESS, "an answer", content.said), calls[number])
+
+
+def ask_on_device(reference: OperatorProcess, number: int, question: Callable[..., Any], details: Sequence[Any]) -> Any:
+    """Return the answer to a question in the process of the reference. Raises NotJudged if that ended."""
+    try:
+        return reference.ask(number, question, *details)
+    except ForkDied as error:
+        raise NotJudged(f"the reference {error.death.said} on the device") from None
 
 
 def _writes(trial: Examination, call: DrawnCall, seconds: float) -> bool:

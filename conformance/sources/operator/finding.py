@@ -95,7 +95,7 @@ def minimized(trial: Examination, finding: Difference, seconds: float = SECONDS)
         args, kwargs = call.arguments()
         if not _keeps(call, finding.call) or bound(args, kwargs) is None:
             return False
-        if call.kind != REFUSED and not trial.plan.accepts(call):
+        if call.kind not in (REFUSED, kinds.OVERLAP) and not trial.plan.accepts(call):
             return False
         for item in examined(trial, CHECKS[finding.check].procedure, [call], TRIAL):
             if isinstance(item, Difference) and item.check == finding.check:
@@ -173,7 +173,7 @@ def _keeps(call: DrawnCall, before: DrawnCall) -> bool:
         return call.has_empty
     if before.kind == kinds.SCALARS:
         return any(not tensor.dim() for tensor in inputs)
-    if before.kind == kinds.STRIDED:
+    if before.kind in (kinds.STRIDED, kinds.OVERLAP):
         return any(not tensor.is_contiguous() or tensor.storage_offset() for tensor in inputs)
     if before.kind == kinds.MIXED:
         return len({tensor.dtype for tensor in inputs}) >= len({tensor.dtype for tensor in tensors(before.values)})

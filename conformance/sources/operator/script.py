@@ -23,7 +23,7 @@ from conformance.sources.operator.devices import loaded
 from conformance.sources.operator.finding import program_of, variables
 from conformance.sources.operator.table import CHECKS, FATAL
 from conformance.sources.operator.verdict import Difference
-from conformance.standalone import device, operator_checks, script_end
+from conformance.standalone import derivative_checks, device, operator_checks, script_end, transform_checks
 from conformance.standalone.moving import tensors
 from conformance.standalone.operator_checks import PROCESS, CheckedCall, of_result
 from conformance.standalone.script import MARKER, carried, defined, inert, load, own_name
@@ -84,7 +84,7 @@ def script(trial: Examination, finding: Difference, carry: bool = True) -> str:
 def imports_of(names: Sequence[str], taken: Collection[str]) -> list[str]:
     """Return the lines that import carried functions from this package."""
     lines = []
-    for module in (operator_checks, device, script_end):
+    for module in (operator_checks, derivative_checks, transform_checks, device, script_end):
         defined = [name for name in names if getattr(getattr(module, name, None), "__module__", "") == module.__name__]
         own = [name + f" as {own_name(name, taken)}" * (name in taken) for name in defined]
         if not own:

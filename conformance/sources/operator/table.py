@@ -25,6 +25,7 @@ CHECKS: Mapping[str, Check] = {
     "empty": Check("and for tensors without elements", "compare"),
     "scalars": Check("and for 0-dim tensors", "compare"),
     "blocks": Check("and for sizes around vector widths and blocks, at their ends, and large together", "compare"),
+    "dtypes": Check("and for samples of `like` in half precision, int64 and bool, unless it refuses them", "compare"),
     "magnitudes": Check("and for values around 1e-6, 100 and 1e4, nearly equal ones, and a zero", "compare"),
     "specials": Check("and for infinities, nan, and zeros of both signs", "compare"),
     "mixed": Check("and for inputs of several dtypes, unless the operator refuses them", "compare"),
@@ -38,6 +39,10 @@ CHECKS: Mapping[str, Check] = {
     "globals": Check(
         "random generators, settings and functions of torch, and the reference stay as they are", "compare"
     ),
+    "overlap": Check("a write to elements that share memory is refused, or that of the reference", "overlap"),
+    "declared": Check("each write that the schema declares happens in some call", "declared"),
+    "negative": Check("negative views of inputs, as from `x.conj().imag`, give the same", "compare", usual=False),
+    "distribution": Check("results of a random operator have the reference's distribution", "distribution"),
     "accuracy": Check("errors in ulp are at most 4 times torch CPU's, for operators with such a rule", "accuracy"),
     "writes": Check("no byte outside of the operands changes", "guard"),
     "reads": Check("no byte outside of the operands is read", "guard"),
@@ -48,6 +53,10 @@ CHECKS: Mapping[str, Check] = {
     "batch": Check("each entry of a batch gives the same bits alone", "batch", usual=False),
     "forbid": Check("no forbidden operator is called", "forbid", usual=False),
     "gradients": Check("gradients are those of the reference", "gradients"),
+    "subsets": Check("so are they if only some inputs require a gradient", "subsets"),
+    "second": Check("second derivatives are those of the reference, if both have them", "second"),
+    "forward_mode": Check("derivatives of forward mode are those of the reference, if both have them", "forward_mode"),
+    "backward": Check("a second pass, a write to the result, and autocast do not change gradients", "backward"),
     "cotangents": Check("they do not depend on the strides of the gradient of the result", "cotangents"),
     "gradcheck": Check("gradients agree with finite differences, if the reference has none", "gradcheck"),
     "fake": Check("the fake kernel gives the metadata of the real results", "fake"),
@@ -55,13 +64,17 @@ CHECKS: Mapping[str, Check] = {
     "compile": Check("torch.compile changes nothing", "compile"),
     "dynamic": Check("torch.compile with dynamic sizes changes nothing", "dynamic"),
     "inductor": Check("torch.compile with Inductor changes nothing", "inductor", usual=False),
-    "vmap": Check("vmap gives the results of a loop", "vmap"),
+    "vmap": Check("vmap gives the results of a loop, for any of the inputs and dimensions", "vmap"),
     "autocast": Check("results under autocast follow the operator or the reference", "autocast"),
     "refusals": Check("calls that the reference refuses raise", "refusals", usual=False),
     "crash": Check("the process survives", "compare"),
     "hang": Check("the call ends", "compare"),
     "memory": Check("the call needs no more memory than there is", "compare"),
 }
+
+TIERS = tuple(f"specials_{name}" for name in ("zeros", "ties", "equal", "negative", "inf", "nan"))
+"""Special values that calls contain; each can be excluded like a check. Numbers near the ends of a dtype are missing:
+an intermediate result may overflow in one correct algorithm and not in another."""
 
 FATAL = ("crash", "hang", "memory")
 """Checks that each procedure can fail. Their differences explain all others."""

@@ -33,7 +33,7 @@ class Subject:
     like: str = ""
     reference: str = ""
     inputs: str = ""
-    dtypes: tuple[str, ...] = ("float32",)
+    dtypes: tuple[str, ...] | None = None
     checks: tuple[str, ...] = ()
     exclude: tuple[tuple[str, str], ...] = ()
     batch: tuple[tuple[str, int], ...] = ()
@@ -41,6 +41,9 @@ class Subject:
     device: str = ""
     seed: int = 0
     forbid: tuple[str, ...] = ()
+    reference_on_device: bool = False
+    ties: str | None = None
+    random: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,8 @@ class Case(Named):
 
     @property
     def dtype(self) -> str:  # type: ignore[override]
-        """The dtypes of op_db's samples; empty for a description, which names its own."""
-        return ",".join(self.subject.dtypes) if self.subject.like else ""
+        """The dtypes of op_db's samples, if the user names them."""
+        return ",".join(self.subject.dtypes or ()) if self.subject.like else ""
 
     @property
     def call(self) -> str:  # type: ignore[override]
@@ -91,6 +94,9 @@ def _judging(subject: Subject) -> Judging:
         device=subject.device or None,
         seed=subject.seed,
         forbid=subject.forbid,
+        reference_on_device=subject.reference_on_device,
+        ties=subject.ties,
+        random=subject.random,
         near=subject.operator.partition(":")[0] if ":" in subject.operator else "",
     )
     return Judging(request)

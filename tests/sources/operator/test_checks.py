@@ -33,7 +33,7 @@ from conformance.sources.operator.examine import (
 from conformance.sources.operator.script import script
 from conformance.sources.operator.table import CHECKS
 from conformance.sources.operator.verdict import Difference, Verdict
-from conformance.standalone import operator_checks
+from conformance.standalone import operator_checks, transform_checks
 from conformance.standalone.observation import Raised
 from conformance.standalone.oracles import Mismatch
 from tests.patience import stretched
@@ -382,7 +382,7 @@ def test_the_script_of_a_part_that_an_operator_lacks(standalone):
 def test_an_error_of_tritons_interpreter_under_dynamo(monkeypatch, setting, kind, known):
     """Only the interpreter's own error, and only where it is on, is no difference."""
     monkeypatch.setenv("TRITON_INTERPRET", setting)
-    assert bool(operator_checks.is_interpreted(Raised(kind, (kind, "Exception"), "text"))) is known
+    assert bool(transform_checks.is_interpreted(Raised(kind, (kind, "Exception"), "text"))) is known
 
 
 def cancelled(x):

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from conformance.sources.operator.examine import Request, examination, verdicts
-from tests.planted.wrong import HONEST, WRONG
+from tests.planted.honest import HONEST
+from tests.planted.wrong import WRONG
 
 
 def found(described, checks) -> set[str]:

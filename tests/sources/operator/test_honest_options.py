@@ -1,0 +1,214 @@
+"""Options with which a right operator of an unusual kind passes, and a wrong one does not."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import conformance
+from conformance.record.errors import UsageError
+
+MATRIX = {"x": "float32[n, m]", "sizes": {"n": "1..9", "m": "1..30"}}
+SEEDS = itertools.count()
+
+
+def last_argmax(x):
+    """Takes the last of several equal elements, torch the first."""
+    return x.shape[-1] - 1 - x.flip(-1).argmax(-1)
+
+
+def argmax(x):
+    return x.argmax(-1)
+
+
+def dropout(x, p=0.5):
+    return torch.nn.functional.dropout(x, p, True)
+
+
+def dropout_by_own_numbers(x, p=0.5):
+    keeps = torch.rand(x.shape, generator=torch.Generator().manual_seed(next(SEEDS))) >= p
+    return x * keeps / (1 - p)
+
+
+class TestTies:
+    """`ties="any"`: an index of any of several equal elements."""
+
+    REQUEST = {"reference": argmax, "inputs": MATRIX, "checks": ["values", "specials", "blocks"]}  # noqa: RUF012
+
+    def test_another_one_of_equal_elements_is_right(self):
+        """Without the option, it is a difference."""
+        conformance.check(last_argmax, **self.REQUEST, ties="any")
+        with pytest.raises(AssertionError, match="specials: "):
+            conformance.check(last_argmax, **self.REQUEST)
+
+    def test_an_index_of_another_element_is_wrong(self):
+        """Also one that is out of range."""
+        for wrong in (lambda x: x.argmin(-1), lambda x: x.argmax(-1) + 1, lambda x: x.argmax(-1) - x.shape[-1]):
+            with pytest.raises(AssertionError):
+                conformance.check(wrong, **self.REQUEST, ties="any")
+
+    def test_an_index_that_occurs_twice_is_wrong(self):
+        """A sort must name each element once."""
+        wrong = lambda x: x.argsort(-1) if x.shape[-1] < 2 else x.argsort(-1)[..., [0, 0, *range(2, x.shape[-1])]]  # noqa: E731
+        request = {**self.REQUEST, "reference": lambda x: x.argsort(dim=-1, stable=True)}
+        conformance.check(lambda x: x.argsort(-1), **request, ties="any")
+        with pytest.raises(AssertionError):
+            conformance.check(wrong, **request, ties="any")
+
+    def test_another_word(self):
+        """It is one sentence."""
+        with pytest.raises(UsageError, match="ties='all' is a str: give 'any'"):
+            conformance.check(argmax, **self.REQUEST, ties="all")
+
+
+class TestRandom:
+    """`random=True`: the distribution in place of the values."""
+
+    def test_a_stream_of_its_own_is_right(self):
+        """All checks that need equal results say why they are not judged."""
+        verdicts = conformance.check(dropout_by_own_numbers, reference=dropout, inputs=MATRIX, random=True)
+        rows = {row.check: row for row in verdicts}
+        assert rows["distribution"].compared and rows["values"].compared
+        assert rows["repetition"].reason == "a random operator has other results each time"
+
+    @pytest.mark.parametrize("p", [0.4, 0.6])
+    def test_another_rate_is_wrong(self, p):
+        """Its mean is right, and its mean square is not."""
+        with pytest.raises(AssertionError, match="distribution: "):
+            conformance.check(lambda x: dropout_by_own_numbers(x, p), reference=dropout, inputs=MATRIX, random=True)
+
+    def test_the_same_numbers_in_each_call_are_wrong(self):
+        """The distribution of each element has one point."""
+        fixed = lambda x: x * (torch.rand(x.shape, generator=torch.Generator().manual_seed(0)) < 0.5) * 2  # noqa: E731
+        with pytest.raises(AssertionError, match="distribution: "):
+            conformance.check(fixed, reference=dropout, inputs=MATRIX, random=True)
+
+    def test_numbers_of_another_shape_of_distribution_are_wrong(self):
+        """Mean and mean square agree, and the distance of Kolmogorov and Smirnov does not."""
+        normal = lambda x: torch.randn(x.shape, generator=torch.Generator().manual_seed(next(SEEDS)))  # noqa: E731
+        signs = lambda x: torch.randint(0, 2, x.shape) * 2.0 - 1.0  # noqa: E731
+        request = {"inputs": MATRIX, "random": True, "checks": ["distribution"]}
+        with pytest.raises(AssertionError, match="distribution: "):
+            conformance.check(normal, reference=signs, **request)
+        conformance.check(normal, reference=lambda x: torch.randn(x.shape), **request)
+
+
+class TestExcludedSpecials:
+    """`exclude=` takes one kind of special values."""
+
+    @staticmethod
+    def compensated_sum(x):
+        """Adds with Kahan's compensation, which is nan for infinities."""
+        total, lost = x.new_zeros(x.shape[0]), x.new_zeros(x.shape[0])
+        for column in x.unbind(-1):
+            y = column - lost
+            t = total + y
+            lost, total = (t - total) - y, t
+        return total
+
+    def test_infinities_within_a_right_algorithm(self):
+        """The reason is in the table."""
+        request = {"reference": lambda x: x.sum(-1), "inputs": MATRIX, "checks": ["values", "specials"]}
+        with pytest.raises(AssertionError, match="specials: "):
+            conformance.check(self.compensated_sum, **request)
+        found = conformance.check(self.compensated_sum, **request, exclude={"specials_inf": "Kahan's compensation"})
+        assert "excluded: Kahan's compensation" in str(found)
+        assert next(row for row in found if row.check == "specials").compared
+
+    def test_a_name_that_is_none(self):
+        """It is no check either."""
+        with pytest.raises(UsageError, match="unknown check 'specials_info'"):
+            conformance.check(argmax, reference=argmax, inputs=MATRIX, exclude={"specials_info": "why"})
+
+
+class TestRefusals:
+    """What an operator may refuse."""
+
+    def test_strided_inputs(self):
+        """NotImplementedError is a refusal; another error is a difference."""
+
+        def dense_only(x):
+            if not x.is_contiguous():
+                raise NotImplementedError("dense inputs only")
+            return x * 2
+
+        def fails_for_strides(x):
+            return x.view(-1).view(x.shape) * 2
+
+        request = {"reference": lambda x: x * 2, "inputs": MATRIX}
+        found = {row.check: row for row in conformance.check(dense_only, **request)}
+        assert found["layouts"].compared < 6  # the contiguous ones
+        with pytest.raises(AssertionError, match="layouts: "):
+            conformance.check(fails_for_strides, **request)
+
+    def test_no_gradient_for_no_elements(self):
+        """A result without elements may depend on nothing."""
+
+        def doubled(x):
+            return x * 2 if x.numel() else torch.empty(x.shape)
+
+        inputs = {**MATRIX, "sizes": {"n": "0..9", "m": "1..30"}}
+        found = conformance.check(doubled, reference=lambda x: x * 2, inputs=inputs)
+        assert next(row for row in found if row.check == "gradients").compared
+
+    def test_other_dtypes_of_like(self):
+        """float32 is the usual one; a result in float32 for other dtypes is wrong, and an error is a refusal."""
+
+        def float_only(x):
+            assert x.dtype is torch.float32
+            return x.relu()
+
+        found = {row.check: row for row in conformance.check(float_only, like=torch.relu, checks=["values", "dtypes"])}
+        assert found["values"].compared and "the operator refuses them: AssertionError" in found["dtypes"].reason
+        with pytest.raises(AssertionError, match="dtypes: "):
+            conformance.check(lambda x: x.float().relu(), like=torch.relu, checks=["values", "dtypes"])
+
+
+def test_an_operator_without_a_fake_kernel_is_named():
+    """It was skipped without a word."""
+    operator = torch.library.custom_op(
+        "honest::no_fake", lambda x: x * 2, mutates_args=(), schema="(Tensor x) -> Tensor"
+    )
+    request = {"reference": lambda x: x * 2, "inputs": MATRIX, "checks": ["values", "fake", "symbolic"]}
+    with pytest.warns(
+        UserWarning, match=r"Not judged: 2 of \d checks: fake, symbolic \(the operator registers no fake"
+    ):
+        conformance.check(operator, **request)
+    with pytest.raises(AssertionError, match="registers no fake kernel"):
+        conformance.check(operator, **request, strict=True)
+
+
+class TestReferenceOnDevice:
+    """`reference_on_device=True`."""
+
+    @pytest.mark.parametrize("device", ["tiny", "device:toy,import=tests.planted.toy_device"])
+    def test_the_reference_gets_inputs_on_the_device(self, device):
+        """Its values there count. In a process of its own, as most devices need it."""
+        code = (
+            "import sys, conformance\n"
+            "def reference(x): return x * 2 if x.device.type == 'cpu' else x * 3\n"
+            "request = {'reference': reference, 'inputs': {'x': 'int64[4]'}, 'checks': ['values']}\n"
+            "for by in (2, 3):\n"
+            "    for there in (False, True):\n"
+            "        try:\n"
+            "            more = {'device': sys.argv[1], 'reference_on_device': there}\n"
+            "            conformance.check(lambda x: x * by, **request, **more)\n"
+            "        except AssertionError:\n"
+            "            continue\n"
+            "        print(by, there)\n"
+        )
+        line, root = [sys.executable, "-c", code, device], Path(__file__).parents[3]
+        env = {**os.environ, "PYTHONPATH": str(root), "TOY_FAULTS": ""}
+        done = subprocess.run(line, cwd=root, env=env, capture_output=True, text=True, check=False)
+        assert done.stdout.splitlines() == ["2 False", "3 True"], done.stderr
+
+    def test_it_needs_a_device(self):
+        """The sentence names both arguments."""
+        with pytest.raises(UsageError, match="reference_on_device= needs device="):
+            conformance.check(argmax, reference=argmax, inputs=MATRIX, reference_on_device=True)
