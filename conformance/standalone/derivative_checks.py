@@ -205,9 +205,10 @@ def differentiate_twice(function: Function, inputs: dict[str, Any]) -> Any:
         return {"requires_grad": False}
     names = {**variables, **{f"cotangent {number}": one for number, one in enumerate(cotangents)}}
     second = torch.autograd.grad(first, [*names.values()], [draw_cotangent(one) for one in first], allow_unused=True)
-    return name_gradients(
-        names, [torch.zeros_like(one) if grad is None else grad for one, grad in zip(names.values(), second)]
-    )
+    if all(grad is None for grad in second):  # as of a backward that is differentiable once
+        return {"requires_grad": False}
+    wanted = [torch.zeros_like(one) if grad is None else grad for one, grad in zip(names.values(), second)]
+    return name_gradients(names, wanted)
 
 
 def compare_second(call: CheckedCall) -> Iterator[Found]:

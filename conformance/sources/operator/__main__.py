@@ -50,6 +50,10 @@ class Operators(MeasuredCases):
             raise UsageError("give either --like NAME, or --reference MODULE:NAME with --inputs FILE.toml")
         if bool(args.reference) != bool(args.inputs):
             raise UsageError("--reference and --inputs belong together: give both")
+        if args.device:
+            from conformance.sources.operator.devices import spec_of  # needs torch, as the help does not
+
+            spec_of(args.device)  # an unknown device is told before the run begins
         subject = Subject(
             args.operator,
             args.like or "",

@@ -33,14 +33,21 @@ def loaded(spec: str) -> Target:
     return load_target(spec)
 
 
-@functools.cache
-def prepared_device(name: str) -> str:
-    """Return the spec of a target, or of the device of torch of this name, on which operators can run in a fork of this
-    process. The spec names the features that the device lacks. Raises UserError."""
+def spec_of(name: str) -> str:
+    """Return the spec of a target, or of the device of torch of this name. Raises UserError for an unknown one."""
     spec = name if name in BUILTIN or name.partition(":")[0] not in device_names() else f"device:{name}"
     target = describe_target(spec)
     if target.facts.transforms_program or not target.facts.shows_values:
         raise UsageError(f"device={name!r} is no device with values: name one, for example 'tiny' or 'cuda'")
+    return spec
+
+
+@functools.cache
+def prepared_device(name: str) -> str:
+    """Return the spec of a target, or of the device of torch of this name, on which operators can run in a fork of this
+    process. The spec names the features that the device lacks. Raises UserError."""
+    spec = spec_of(name)
+    target = describe_target(spec)
     if target.facts.survives_fork:
         loaded(spec)
     lacks, fatal = set[str](), set[str]()

@@ -24,7 +24,7 @@ from conformance.record.shortfall import FINDINGS, Shortfall, describe
 from conformance.run.messages import Death, ExitReason
 from conformance.sources.operator import inputs as descriptions
 from conformance.sources.operator.answers import UnknownAnswer
-from conformance.sources.operator.calls import DrawnCall, entry_of, from_description, from_op_db
+from conformance.sources.operator.calls import NEGATIVE, DrawnCall, entry_of, from_description, from_op_db
 from conformance.sources.operator.checks import (
     EVERY,
     PROCEDURES,
@@ -213,8 +213,12 @@ def prepare_dynamo(operator: Operator) -> None:
 
 
 def completed(trial: Examination, request: Request, device: str, forbidden: tuple[str, ...]) -> Examination:
-    """Return an examination with what the request says beside the calls, and without calls that it excludes."""
-    trial.plan.calls = [call for call in trial.plan.calls if call.note not in request.exclude]
+    """Return an examination with what the request says beside the calls, and without calls that it excludes, or does
+    not ask for."""
+    negative = NEGATIVE in request.chosen()
+    trial.plan.calls = [
+        call for call in trial.plan.calls if call.note not in request.exclude and (negative or call.kind != NEGATIVE)
+    ]
     return replace(
         trial,
         device=device,

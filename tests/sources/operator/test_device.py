@@ -146,10 +146,11 @@ class TestBadDevice:
             conformance.check(sums, reference=sums, inputs=INPUTS, device=device)
 
     def test_the_command_ends_with_code_2(self, tmp_path, capfd):
-        """The sentence is the same."""
+        """The sentence is the same, and nothing is said before it. Regression test: the run had begun."""
         inputs = tmp_path / "inputs.toml"
         inputs.write_text('x = "float32[n, m]"\nsizes = {n = "1..9", m = "1..9"}\n')
         name = "tests.planted.device_kernels:sums"
         words = [name, "--reference", name, "--inputs", str(inputs), "--device", "meta"]
         assert main([*words, "--reports", str(tmp_path)]) == 2
-        assert "device='meta' is no device with values" in capfd.readouterr().err
+        said = capfd.readouterr()
+        assert "device='meta' is no device with values" in said.err and "cases on" not in said.out

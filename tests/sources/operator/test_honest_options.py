@@ -212,3 +212,30 @@ class TestReferenceOnDevice:
         """The sentence names both arguments."""
         with pytest.raises(UsageError, match="reference_on_device= needs device="):
             conformance.check(argmax, reference=argmax, inputs=MATRIX, reference_on_device=True)
+
+
+def test_sums_in_random_order_are_a_repetition_only():
+    """Each check of memory and contexts compares bits. Regression test: it was `unwritten`, too."""
+    counter = itertools.count()
+
+    def sums(x):
+        order = torch.randperm(x.shape[-1], generator=torch.Generator().manual_seed(next(counter)))
+        return sum(x[:, order].unbind(-1), x.new_zeros(x.shape[0]))
+
+    inputs = {"x": "float32[n, m]", "sizes": {"n": "1..4", "m": "1..60"}}
+    checks = ["repetition", "unwritten", "reads", "contexts", "replay", "values"]
+    with pytest.raises(AssertionError) as error:
+        conformance.check(sums, reference=lambda x: x.sum(-1), inputs=inputs, checks=checks)
+    assert {row.check for row in error.value.verdicts if row.finding} == {"repetition"}
+
+
+def test_a_kernel_that_eats_memory_is_one_of_memory():
+    """It is no hang."""
+    kept = []
+
+    def eat(x):
+        while True:
+            kept.append(torch.ones(10**7))
+
+    with pytest.raises(AssertionError, match="memory: result: expected an answer"):
+        conformance.check(eat, reference=torch.clone, inputs={"x": "float32[4]"}, checks=["values"])
