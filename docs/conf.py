@@ -5,7 +5,7 @@ from __future__ import annotations
 project = "conformance"
 author = "The conformance authors"
 extensions = ["myst_parser"]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "upstream/*/*.md"]
 html_theme = "furo"
 html_title = "conformance"
 myst_heading_anchors = 3

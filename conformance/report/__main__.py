@@ -1,4 +1,4 @@
-"""Reports from the command line: `conformance report diff A B`, `html FILE`, `merge FILE...`, `summary FILE`.
+"""Reports from the command line: `conformance report diff A B`, `html FILE`, `merge FILE...`, `summary FILE`, `--form`.
 
 Reads files that `conformance.opinfo_runner`, `conformance.fuzz`, `conformance accuracy` and `conformance sizes` wrote.
 Runs no op.
@@ -26,12 +26,13 @@ from conformance.record.merge import merge
 from conformance.record.models import MODELS
 from conformance.record.result import TABLES, Result, Run
 from conformance.record.shortfall import add_up
-from conformance.report import compare, history, html, issue, machine, summary
+from conformance.report import compare, history, html, issue, machine, pytorch_issue, summary
 from conformance.report.escape import escape_control_characters, exit_code_of
 
 HISTORY = "history.sqlite"
 FUZZ = "fuzz.json"
 ACCURACY = "accuracy.json"
+FORMS = (pytorch_issue.FORM,)
 PAGES = {"opinfo": "conformance.html"} | {stem: f"{stem}.html" for stem in ("fuzz", MODELS, *TABLES)}
 """The page of each kind of run, by the stem of the run's other files."""
 
@@ -54,6 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     issuer.add_argument("finding", metavar="FINDING", help="a finding's JSON under reports/failures/, or a case's id")
     issuer.add_argument("--run", type=Path, default=issue.RUN, metavar="FILE", help=f"where the case failed (default: "
                         f"{issue.RUN})")  # fmt: skip
+    former = commands.add_parser("form", help="a run or a finding in the form of another project; also --form NAME")
+    former.add_argument("name", choices=FORMS, metavar="NAME", help=f"one of {', '.join(FORMS)}")
+    former.add_argument("what", metavar="FINDING", help="a file of docs/findings/, a finding's JSON under "
+                        "reports/failures/, or a case's id")  # fmt: skip
+    former.add_argument("--run", type=Path, default=issue.RUN, metavar="FILE", help=f"where the case failed (default: "
+                        f"{issue.RUN})")  # fmt: skip
     for command in (pager, merger, summarizer):
         command.add_argument("--baseline", type=Path, metavar="FILE", help="a run to compare with")
     for command in (pager, summarizer):
@@ -62,7 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     pager.add_argument("-o", "--output", type=Path, metavar="HTML", help="default: conformance.html beside a run, "
                          "fuzz.html beside a fuzz.json")  # fmt: skip
     words = sys.argv[1:] if arguments is None else arguments
-    options = parser.parse_args([{"--issue": "issue"}.get(word, word) for word in words[:1]] + [*words[1:]])
+    options = parser.parse_args(
+        [{"--issue": "issue", "--form": "form"}.get(word, word) for word in words[:1]] + [*words[1:]]
+    )
     return exit_code_of(parser.prog, lambda: _COMMANDS[options.command](options))
 
 
@@ -90,6 +99,15 @@ def _html(options: argparse.Namespace) -> int:
 def _issue(options: argparse.Namespace) -> int:
     print(issue.issue(options.finding, options.run), end="")
     return 0
+
+
+def _form(options: argparse.Namespace) -> int:
+    """Print a form. Returns 1 if it lacks what the other project asks for."""
+    text, lacks = pytorch_issue.form(options.what, options.run)
+    print(text, end="")
+    for fault in lacks:
+        print(f"conformance report: {escape_control_characters(fault)}", file=sys.stderr)
+    return int(bool(lacks))
 
 
 def _summary(options: argparse.Namespace) -> int:
@@ -279,7 +297,7 @@ def _write_forms(run: Run, folder: Path, baseline: Run | None, fuzz: Run | None,
     return text
 
 
-_COMMANDS = {"diff": _diff, "html": _html, "merge": _merge, "summary": _summary, "issue": _issue}
+_COMMANDS = {"diff": _diff, "html": _html, "merge": _merge, "summary": _summary, "issue": _issue, "form": _form}
 
 if __name__ == "__main__":
     sys.exit(main())

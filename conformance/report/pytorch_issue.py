@@ -1,0 +1,174 @@
+"""A finding as an issue in PyTorch's own form, and what its maintainers ask for, checked mechanically.
+
+    conformance report --form pytorch-issue docs/findings/zeta-large.toml
+    conformance report --form pytorch-issue reports/failures/0123abcd.json
+
+Reports of fuzzers are closed if they ignore the form: a short script, default tolerances, a float64 reference, no
+indices of a maximum or minimum (ties are free), `fallback_random` where random numbers occur, an ablation of the
+compiler, the versions, and a search for earlier reports. `faults` names what a packet lacks. Runs no op.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from conformance.record.errors import ReportError
+from conformance.record.files import read
+from conformance.record.repro import KINDS, UNRANKED
+from conformance.report import issue
+from conformance.report.rendering import rendered
+from conformance.standalone.script import own_part
+
+FORM = "pytorch-issue"
+MOST_LINES = 25
+"""Lines of a script that a maintainer reads without scrolling."""
+
+COMPILED = ("torch.compile", "Inductor")
+"""Layers whose reports go into the form for torch.compile, which asks for an ablation."""
+ABLATION = ("eager", "aot_eager", "inductor")
+"""What runs in an ablation: no compiler, and torch's backends, each with all that the one before it does."""
+FLOAT64 = "eager in float64"
+
+MEASURED = Path("docs/upstream/pytorch/measured.json")
+"""What the scripts of docs/findings/ print under other backends and in float64 (`scripts/packets.py`)."""
+
+WORDS = {
+    "value": "wrong result",
+    "aliasing": "aliasing",
+    "missing error": "no error",
+    "crash": "segmentation fault",
+    "hang": "hangs",
+    "metadata": "stride",
+    "error": "error",
+}
+"""Words that reports of each kind of bug have, for a search."""
+
+RANDOM = re.compile(r"\brand(n|int|perm)?(_like)?\(|dropout|bernoulli|multinomial|\.(uniform|normal|exponential)_")
+INDICES = re.compile(r"\barg(max|min|sort)\b|\b(max|min|median|mode|topk|sort)\([^)]*\)(\.indices|\[1\])")
+TOLERANCES = re.compile(r"\b(allclose|assert_close|isclose)\([^\n]*\b[ra]tol\s*=")
+
+
+@dataclass(frozen=True)
+class Packet:
+    """An issue with all that the form asks for.
+
+    `prints` is what the script prints where the bug shows. `ablation` holds what it prints by what runs in place of the
+    backend, and `reference` what it prints in float64 without a compiler. `known` says what a search with `words`
+    found. `environment` is the output of `torch.utils.collect_env`."""
+
+    title: str
+    kind: str
+    layer: str
+    code: str
+    prints: str = ""
+    text: str = ""
+    expected: str = ""
+    got: str = ""
+    ablation: Mapping[str, str] = field(default_factory=dict)
+    reference: str = ""
+    versions: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    known: str = ""
+    environment: str = ""
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the report goes into the form for torch.compile."""
+        return self.layer in COMPILED
+
+    @property
+    def rank(self) -> int:
+        """The position of its kind of bug, 0 the worst."""
+        return KINDS.index(self.kind) if self.kind in KINDS else UNRANKED
+
+
+def faults(packet: Packet) -> list[str]:
+    """Return what a maintainer would ask for or refuse, empty for a packet that can be filed."""
+    lines, code = len(packet.code.strip().splitlines()), packet.code
+    random, compiles = RANDOM.search(code), "torch.compile" in code
+    claim = f"{packet.title} {packet.text} {code}"
+    missing = [name for name in ABLATION if packet.compiled and not packet.ablation.get(name)]
+    asked = {
+        "there is no script": not code.strip(),
+        f"the script has {lines} lines; at most {MOST_LINES}": lines > MOST_LINES,
+        "the script has tolerances of its own": bool(TOLERANCES.search(code)),
+        "no float64 reference is printed": packet.kind == "value" and not packet.reference,
+        "the claim is about indices of a maximum or minimum": bool(INDICES.search(claim)),
+        "random numbers without fallback_random": bool(random and compiles and "fallback_random" not in code),
+        f"the ablation lacks {', '.join(missing)}": bool(missing),
+        "no version shows it": not packet.versions,
+        "no earlier report was searched for": not (packet.words and packet.known),
+        "the answers of both sides are not stated": not (packet.expected or packet.prints),
+    }
+    return [fault for fault, holds in asked.items() if holds]
+
+
+def render(packet: Packet) -> str:
+    """Return the issue in Markdown, in the order of the form's fields, and below it what is for the person who files
+    it."""
+    return rendered("pytorch_issue.md.j2", packet=packet, faults=faults(packet), float64=FLOAT64)
+
+
+def of_finding(path: Path, measured: Mapping[str, Any]) -> Packet:
+    """Return the packet of a file of docs/findings/. `measured` holds the ablation and the reference by its name.
+    Raises ReportError."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        script = data.get("scripts", ({"code": "", "prints": ""},))[0]
+        kind, operators = data["kind"], data.get("operators", ())
+        facts: Mapping[str, Any] = measured.get(path.stem, {})
+        ablation = {name: facts[name] for name in ABLATION if name in facts}
+        note, _, known = data.get("note", "").replace("\n", " ").partition("Known: ")
+        layer = data["layer"].replace("torch CPU", "").strip()
+        words = (*operators[:2], *filter(None, [layer]), WORDS.get(kind, ""))
+        text = "\n\n".join(filter(None, (data.get("summary", ""), note.strip())))
+        answers = (data.get("expected", ""), data.get("got", ""))
+        return Packet(
+            data["title"], kind, data["layer"], script["code"].strip(), script["prints"].strip(), text, *answers,
+            ablation, facts.get(FLOAT64, ""), tuple(data["versions"]), words, known.strip(),
+        )  # fmt: skip
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError, IndexError) as error:
+        raise ReportError(f"{path} is no finding ({error}); give a file of docs/findings/.") from None
+
+
+def of_result(finding: str, run: Path) -> Packet:
+    """Return the packet of a finding of a run: a JSON file that the fuzzer saved, or the id of a case in `run`. Raises
+    ReportError."""
+    saved = finding.endswith(".json")
+    source = issue.of_program(Path(finding)) if saved else issue.of_case(finding, run)
+    data = read(Path(finding)) if saved else {}
+    elsewhere = data.get("elsewhere", {}) if isinstance(data, dict) else {}
+    first = source.answers[0] if source.answers else issue.Answer("", "", "")
+    code = own_part(source.script)
+    environment = issue.environment()
+    version = re.search(r"PyTorch version: (\S+)", environment)
+    return Packet(
+        source.title,
+        "value" if "value" in source.title else "",
+        "torch.compile" if "torch.compile" in code else source.target,
+        code,
+        f"torch CPU: {first.cpu}\n{source.target}: {first.target}",
+        first.said,
+        first.cpu,
+        first.target,
+        {name: str(elsewhere[name]) for name in ABLATION if name in elsewhere},
+        versions=(f"torch {version[1]}",) if version else (),
+        environment=environment,
+    )
+
+
+def form(finding: str, run: Path = issue.RUN) -> tuple[str, list[str]]:
+    """Return the issue of a finding in Markdown, and what it lacks. Raises ReportError."""
+    if finding.endswith(".toml"):
+        measured = json.loads(MEASURED.read_text(encoding="utf-8")) if MEASURED.exists() else {}
+        packet = of_finding(Path(finding), measured)
+    else:
+        packet = of_result(finding, run)
+    text, home = render(packet), str(Path.home())
+    return text.replace(home, "~") if len(home) > 1 else text, faults(packet)

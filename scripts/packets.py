@@ -1,0 +1,158 @@
+"""Generate the issues of docs/upstream/NAME/ from docs/findings/: one for each finding that no issue reports.
+
+    python -m scripts.packets                     write the issues, and their lists, index.csv
+    python -m scripts.packets --measure [NAME]    run the scripts under other backends and in float64, then write
+    python -m scripts.packets --check             exit code 1 when a file is stale
+
+A finding of PyTorch becomes an issue if the newest release shows it, and a finding of a package if its file names no
+issue. `conformance/report/pytorch_issue.py` has the form and the checks. docs/upstream/pytorch/measured.json keeps what
+the scripts print, since Inductor compiles for a minute. A person files an issue, and adds its number to the finding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from conformance.report import pytorch_issue as packets
+from conformance.report.pytorch_issue import ABLATION, COMPILED, FLOAT64, MEASURED, Packet
+from conformance.run.script_process import Forks, run_alone
+from scripts import findings
+from scripts.findings import Finding
+from scripts.pages import ROOT, csv_text, write
+
+FOLDER = Path("docs/upstream")
+PYTORCH = "pytorch"
+LONGEST = 300.0
+"""Time limit of a script in seconds. With a cold cache, Inductor compiles for a minute."""
+
+RUN = """import json
+import torch
+CODE, COMPILED, FLOAT64 = {code!r}, {compiled!r}, {float64!r}
+if not COMPILED:
+    torch.compile = lambda model=None, **options: model if model is not None else (lambda function: function)
+if FLOAT64:
+    torch.set_default_dtype(torch.float64)
+from conformance.standalone.repro import output_of
+text, error = output_of(CODE, COMPILED, {{}}, "cpu")
+print(json.dumps(text.strip() + ("\\n" + error if error else "")))
+"""
+"""A script that runs the script of a finding with another backend, with none, or in float64."""
+
+
+def folder_of(finding: Finding) -> str:
+    """Return the folder of a finding's issue: that of PyTorch, or of a package."""
+    return re.sub(r"\W+", "-", finding.layer.lower()) if finding.layer in findings.PACKAGES else PYTORCH
+
+
+def unreported(every: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield the findings that become issues."""
+    release = findings.newest(every)
+    for finding in every:
+        new = findings.status(finding) == "not in the index" and (release in finding.versions or bool(finding.partly))
+        if new or (finding.layer in findings.PACKAGES and not finding.issues):
+            yield finding
+
+
+def printed(code: str, compiled: str, float64: bool, forks: Forks) -> str:
+    """Return what a script prints with a backend, or without a compiler if that is empty."""
+    ended = run_alone(RUN.format(code=code, compiled=compiled, float64=float64), LONGEST, forks=forks)
+    last = ended.last[-1] if ended.last else ""
+    if ended.code == 0 and last.startswith('"'):
+        return str(json.loads(last))
+    return f"no answer in {LONGEST:g} s" if ended.code is None else f"the process ends with exit code {ended.code}"
+
+
+def measure(finding: Finding, forks: Forks) -> dict[str, str]:
+    """Return what the script of a finding prints in an ablation, if it compiles, and in float64, if values are
+    wrong."""
+    code, result = finding.scripts[0].code, dict[str, str]()
+    if finding.layer in COMPILED:
+        result = {name: printed(code, "" if name == "eager" else name, False, forks) for name in ABLATION}
+    if finding.kind == "value":
+        result[FLOAT64] = printed(code, "", True, forks)
+    return result
+
+
+def in_order(every: Sequence[Finding], root: Path) -> dict[str, list[tuple[Finding, Packet]]]:
+    """Return the findings to report with their issues by folder, the worst kind of bug first."""
+    measured = json.loads((root / MEASURED).read_text(encoding="utf-8")) if (root / MEASURED).exists() else {}
+    result = dict[str, list[tuple[Finding, Packet]]]()
+    for finding in unreported(every):
+        packet = packets.of_finding(root / findings.FOLDER / f"{finding.name}.toml", measured)
+        result.setdefault(folder_of(finding), []).append((finding, packet))
+    return {name: sorted(rows, key=lambda row: (row[1].rank, row[0].name)) for name, rows in result.items()}
+
+
+def files(every: Sequence[Finding], root: Path) -> dict[Path, str]:
+    """Return the text of each issue and of each list, by its path."""
+    result = {}
+    for folder, rows in in_order(every, root).items():
+        table = [["rank", "kind", "layer", "title", "file", "lacks"]]
+        for rank, (finding, packet) in enumerate(rows, 1):
+            file = f"{finding.name}.md"
+            result[FOLDER / folder / file] = packets.render(packet)
+            table.append([str(rank), packet.kind, packet.layer, packet.title, file, "; ".join(packets.faults(packet))])
+        result[FOLDER / folder / "index.csv"] = csv_text(table)
+    return result
+
+
+def stale(wanted: Mapping[Path, str], root: Path) -> list[Path]:
+    """Return the paths whose text differs, and files of issues that are not wanted any more."""
+    differing = [path for path, text in wanted.items() if not (root / path).is_file() or
+                 (root / path).read_text(encoding="utf-8") != text]  # fmt: skip
+    there = {path.relative_to(root) for path in (root / FOLDER).glob("*/*.md")}
+    return [*differing, *sorted(there - wanted.keys())]
+
+
+def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
+    """Write or check the issues. Returns 1 for stale ones, 2 for a finding that cannot be read."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="report stale files, and write nothing")
+    parser.add_argument("--measure", nargs="*", metavar="NAME", help="run the scripts of these findings, all without")
+    options = parser.parse_args(arguments)
+    try:
+        every = findings.read_all(root / findings.FOLDER)
+        if options.measure is not None:
+            _measure_all([*unreported(every)], options.measure, root)
+        wanted = files(every, root)
+        if options.check:
+            for path in stale(wanted, root):
+                print(f"{path} is stale; run python -m scripts.packets", file=sys.stderr)
+            return int(bool(stale(wanted, root)))
+        for path in stale(wanted, root):
+            if path in wanted:
+                (root / path).parent.mkdir(parents=True, exist_ok=True)
+                write(root / path, wanted[path])
+            else:
+                (root / path).unlink()
+    except (OSError, findings.FindingsError) as error:
+        print(f"packets: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _measure_all(chosen: Sequence[Finding], names: Sequence[str], root: Path) -> None:
+    """Run the scripts, and keep what they print after each one."""
+    path = root / MEASURED
+    path.parent.mkdir(parents=True, exist_ok=True)
+    known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if not names:
+        known = {name: facts for name, facts in known.items() if name in {finding.name for finding in chosen}}
+    with contextlib.closing(Forks(("torch._dynamo",))) as forks:
+        for finding in chosen:
+            runnable = folder_of(finding) == PYTORCH and (not names or finding.name in names)
+            if runnable and (facts := measure(finding, forks)):
+                known[finding.name] = facts
+                write(path, json.dumps(dict(sorted(known.items())), indent=1) + "\n")
+                print(finding.name, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
