@@ -63,16 +63,16 @@ def judge_program(
     A target that raises does not show a wrong value: it cannot run the repro."""
     program, control = names["program"], names.get("control")
     run = transform(program) if transform else program
-    expected = answers(control or program, calls_of(names) if control is None else [[]], names)
+    expected = answers_to(control or program, calls_of(names) if control is None else [[]], names)
     with default_device(device):
-        actual = answers(run, calls_on(names, device) if control is None else [[]], names)
+        actual = answers_to(run, calls_on(names, device) if control is None else [[]], names)
     if same(expected, actual, values):
         return NOT_SHOWN, "", ""
     # A call that raises has one answer, and another call has two.
     want, got = next((pair for pair in zip(expected, actual) if not same(*pair, values)), (expected, actual))
     if isinstance(got, RaisedCall) and (kind != "error" or got.text.startswith("NotImplementedError")):
         return CANNOT_RUN, got.text, ""
-    if str(device) != "cpu" and not same(expected, answers(control or program, calls_of(names), names, 1), values):
+    if str(device) != "cpu" and not same(expected, answers_to(control or program, calls_of(names), names, 1), values):
         return CANNOT_RUN, "the repro draws random numbers, which differ on a device", ""
     return SHOWN, shorten(want), shorten(got)
 
@@ -166,7 +166,9 @@ def moved(value: Any, device: Any) -> Any:
     return value.detach().to(device).requires_grad_(value.requires_grad)
 
 
-def answers(function: Callable[..., Any], calls: list[list[Any]], names: Mapping[str, Any], seed: int = 0) -> list[Any]:
+def answers_to(
+    function: Callable[..., Any], calls: list[list[Any]], names: Mapping[str, Any], seed: int = 0
+) -> list[Any]:
     """Return the result, the inputs and the state after each call, then again after the caller has written to the
     results; a call that raises as `RaisedCall`."""
     seen: list[Any] = []
