@@ -14,6 +14,7 @@ import pytest
 import conformance
 from conformance.program.recorded import RECORDED
 from conformance.record.usage import DATA
+from conformance.sources.repros.table import FOLDERS
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -64,13 +65,19 @@ class TestDistribution:
 
     @pytest.mark.parametrize("file", [RECORDED, DATA])
     def test_data_files_are_in_the_wheel(self, file):
-        """The wheel takes each file below `only-include` that git does not ignore, and excludes none."""
+        """The wheel takes each file below `only-include` that git does not ignore, the findings, and excludes none."""
         wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
         path = file.relative_to(ROOT)
-        assert {*wheel} == {"only-include"}
+        assert {*wheel} == {"only-include", "force-include"}
         assert path.parts[0] in wheel["only-include"]
         assert run("git", "ls-files", str(path)).stdout.strip() == str(path)
         assert run("git", "check-ignore", "--no-index", str(path)).returncode == 1
+
+    def test_the_findings_are_in_the_wheel(self):
+        """`conformance repros` reads them from the folder to which the wheel copies them."""
+        (places,) = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"].items()
+        assert [ROOT / place for place in places] == [*reversed(FOLDERS)]
+        assert len([*FOLDERS[1].glob("*.toml")]) > 100
 
     def test_the_command_runs_where_there_is_none(self):
         code = "import sys, torch_conformance; sys.argv = ['conformance', '--help']; sys.exit(torch_conformance.main())"
