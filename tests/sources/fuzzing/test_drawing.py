@@ -220,6 +220,7 @@ class TestNumbered:
         assert any(reason == "write through overlapping memory" for reason in tally.avoided)
         assert any(step.raises for program in drawn for step in program.steps)
 
+    @pytest.mark.slow
     def test_programs_for_compilers_reach_the_topics(self):
         """500 programs for a compiler also have every topic of functions."""
         tally = Tally()

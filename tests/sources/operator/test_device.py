@@ -102,6 +102,7 @@ def test_a_lost_device_ends_one_fork(tmp_path):
     assert done.returncode == 1 and "left the device unusable" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.tiny
 def test_lies_are_found_on_tiny(tmp_path):
     """Its scripts import the device."""

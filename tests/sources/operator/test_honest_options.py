@@ -77,7 +77,7 @@ class TestRandom:
         assert rows["distribution"].compared and rows["values"].compared
         assert rows["repetition"].reason == "a random operator has other results each time"
 
-    @pytest.mark.parametrize("p", [0.4, 0.6])
+    @pytest.mark.parametrize("p", [0.4, pytest.param(0.6, marks=pytest.mark.slow)])
     def test_another_rate_is_wrong(self, p):
         """Its mean is right, and its mean square is not."""
         with pytest.raises(AssertionError, match="distribution: "):
@@ -233,6 +233,7 @@ def test_sums_in_random_order_are_a_repetition_only():
     assert {row.check for row in error.value.verdicts if row.finding} == {"repetition"}
 
 
+@pytest.mark.slow
 def test_a_kernel_that_eats_memory_is_one_of_memory():
     """It is no hang."""
     kept = []
