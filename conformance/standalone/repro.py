@@ -156,10 +156,10 @@ def calls_on(names: Mapping[str, Any], device: Any) -> list[list[Any]]:
         there = calls_of(names)
         if same([[*map(kept, row)] for row in there], [[*map(kept, row)] for row in on_cpu]):
             return there
-    return [[moved(value, device) for value in row] for row in on_cpu]
+    return [[move_input(value, device) for value in row] for row in on_cpu]
 
 
-def moved(value: Any, device: Any) -> Any:
+def move_input(value: Any, device: Any) -> Any:
     """Return an input on a device, as a leaf if it requires a gradient."""
     if not isinstance(value, torch.Tensor):
         return value
