@@ -69,7 +69,7 @@ def printed(code: str, compiled: str, float64: bool, forks: Forks) -> str:
     return f"no answer in {LONGEST:g} s" if ended.code is None else f"the process ends with exit code {ended.code}"
 
 
-def measure(finding: Finding, forks: Forks) -> dict[str, str]:
+def measure_finding(finding: Finding, forks: Forks) -> dict[str, str]:
     """Return what the script of a finding prints in an ablation, if it compiles, and in float64, if values are
     wrong."""
     code, result = finding.scripts[0].code, dict[str, str]()
@@ -90,7 +90,7 @@ def in_order(every: Sequence[Finding], root: Path) -> dict[str, list[tuple[Findi
     return {name: sorted(rows, key=lambda row: (row[1].rank, row[0].name)) for name, rows in result.items()}
 
 
-def files(every: Sequence[Finding], root: Path) -> dict[Path, str]:
+def issue_texts(every: Sequence[Finding], root: Path) -> dict[Path, str]:
     """Return the text of each issue and of each list, by its path."""
     result = {}
     for folder, rows in in_order(every, root).items():
@@ -98,7 +98,9 @@ def files(every: Sequence[Finding], root: Path) -> dict[Path, str]:
         for rank, (finding, packet) in enumerate(rows, 1):
             file = f"{finding.name}.md"
             result[FOLDER / folder / file] = packets.render(packet)
-            table.append([str(rank), packet.kind, packet.layer, packet.title, file, "; ".join(packets.faults(packet))])
+            table.append(
+                [str(rank), packet.kind, packet.layer, packet.title, file, "; ".join(packets.find_faults(packet))]
+            )
         result[FOLDER / folder / "index.csv"] = csv_text(table)
     return result
 
@@ -121,7 +123,7 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
         every = findings.read_all(root / findings.FOLDER)
         if options.measure is not None:
             _measure_all([*unreported(every)], options.measure, root)
-        wanted = files(every, root)
+        wanted = issue_texts(every, root)
         if options.check:
             for path in stale(wanted, root):
                 print(f"{path} is stale; run python -m scripts.packets", file=sys.stderr)
@@ -148,7 +150,7 @@ def _measure_all(chosen: Sequence[Finding], names: Sequence[str], root: Path) ->
     with contextlib.closing(Forks(("torch._dynamo",))) as forks:
         for finding in chosen:
             runnable = folder_of(finding) == PYTORCH and (not names or finding.name in names)
-            if runnable and (facts := measure(finding, forks)):
+            if runnable and (facts := measure_finding(finding, forks)):
                 known[finding.name] = facts
                 write(path, json.dumps(dict(sorted(known.items())), indent=1) + "\n")
                 print(finding.name, flush=True)

@@ -30,9 +30,10 @@ class Parser(argparse.ArgumentParser):
         elif unknown:
             message = f"no argument {unknown[1]!r} is expected"
             message += f"; write --target {unknown[1]}" if self.takes("--target") else "; --help lists the arguments"
-        elif choice and self._choices():
+        elif choice:
             known = choice[2].replace("'", "").split(", ")
-            message = f"there is no {choice[1]!r}{nearest(choice[1], known) or '; choose from ' + ', '.join(known)}"
+            of = "" if self._choices() else f"{message.partition(': invalid choice')[0].removeprefix('argument ')}: "
+            message = f"{of}there is no {choice[1]!r}{nearest(choice[1], known) or '; choose from ' + ', '.join(known)}"
         elif "arguments are required: " in message:
             missing = message.partition("required: ")[2]
             message = f"{missing} is missing: "

@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from conformance.record.names import REPROS
-
-__all__ = ["KINDS", "REPROS", "Repro"]
-
 KINDS = ("value", "aliasing", "missing error", "crash", "hang", "metadata", "error")
 """What a bug does, the worst first: a wrong value that nobody notices, before a crash that everybody notices."""
 
 UNRANKED = len(KINDS)
+
+VERDICTS = {"XFAIL": "shown as declared", "PASS": "not shown", "SKIP": "cannot run"}
+"""What an outcome says about a bug; any other one says that it is shown."""
+SHOWN = "shown"
 
 
 @dataclass(frozen=True)

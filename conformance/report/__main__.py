@@ -103,7 +103,7 @@ def _issue(options: argparse.Namespace) -> int:
 
 def _form(options: argparse.Namespace) -> int:
     """Print a form. Returns 1 if it lacks what the other project asks for."""
-    text, lacks = pytorch_issue.form(options.what, options.run)
+    text, lacks = pytorch_issue.fill_form(options.what, options.run)
     print(text, end="")
     for fault in lacks:
         print(f"conformance report: {escape_control_characters(fault)}", file=sys.stderr)

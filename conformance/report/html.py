@@ -22,6 +22,7 @@ from conformance.record.footprint import mebibytes
 from conformance.record.measurements import Measurements, Rise
 from conformance.record.names import DTYPES, OPERATOR, REPROS, TRACE, VARIANTS
 from conformance.record.program_stats import AXES, ProgramStats
+from conformance.record.repro import VERDICTS
 from conformance.record.result import UNEXPECTED, WITHOUT_BACKEND, Failure, Outcome, Result, Run, summary_line
 from conformance.record.sentences import LAYOUTS, headline, legend, sentence
 from conformance.record.shortfall import add_up
@@ -196,6 +197,7 @@ def render(
         shown=shown,
         footprints=run.footprints,
         repros=run.repros,
+        verdicts_on_bugs=VERDICTS,
         mebibytes=mebibytes,
     )
 

@@ -5,7 +5,7 @@
 
 Reports of fuzzers are closed if they ignore the form: a short script, default tolerances, a float64 reference, no
 indices of a maximum or minimum (ties are free), `fallback_random` where random numbers occur, an ablation of the
-compiler, the versions, and a search for earlier reports. `faults` names what a packet lacks. Runs no op.
+compiler, the versions, and a search for earlier reports. `find_faults` names what a packet lacks. Runs no op.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Packet:
         return KINDS.index(self.kind) if self.kind in KINDS else UNRANKED
 
 
-def faults(packet: Packet) -> list[str]:
+def find_faults(packet: Packet) -> list[str]:
     """Return what a maintainer would ask for or refuse, empty for a packet that can be filed."""
     lines, code = len(packet.code.strip().splitlines()), packet.code
     random, compiles = RANDOM.search(code), "torch.compile" in code
@@ -112,7 +112,7 @@ def faults(packet: Packet) -> list[str]:
 def render(packet: Packet) -> str:
     """Return the issue in Markdown, in the order of the form's fields, and below it what is for the person who files
     it."""
-    return rendered("pytorch_issue.md.j2", packet=packet, faults=faults(packet), float64=FLOAT64)
+    return rendered("pytorch_issue.md.j2", packet=packet, faults=find_faults(packet), float64=FLOAT64)
 
 
 def of_finding(path: Path, measured: Mapping[str, Any]) -> Packet:
@@ -163,7 +163,7 @@ def of_result(finding: str, run: Path) -> Packet:
     )
 
 
-def form(finding: str, run: Path = issue.RUN) -> tuple[str, list[str]]:
+def fill_form(finding: str, run: Path = issue.RUN) -> tuple[str, list[str]]:
     """Return the issue of a finding in Markdown, and what it lacks. Raises ReportError."""
     if finding.endswith(".toml"):
         measured = json.loads(MEASURED.read_text(encoding="utf-8")) if MEASURED.exists() else {}
@@ -171,4 +171,4 @@ def form(finding: str, run: Path = issue.RUN) -> tuple[str, list[str]]:
     else:
         packet = of_result(finding, run)
     text, home = render(packet), str(Path.home())
-    return text.replace(home, "~") if len(home) > 1 else text, faults(packet)
+    return text.replace(home, "~") if len(home) > 1 else text, find_faults(packet)

@@ -74,9 +74,11 @@ def _on_cases(run: Run) -> Verdict:
     if run.table == REPROS:
         tried, unable = sum(result.outcome is not Outcome.SKIP for result in cases), run.counts()["SKIP"]
         tail = f"; {unable:,} cannot run" if unable else ""
-        return Verdict(
-            not bad, f"{bad:,} of the {tried:,} known bugs that were tried show, and are not declared{tail}.", "cases"
-        )
+        show = "show, and are" if bad > 1 else "shows, and is"
+        said = f"{bad:,} of the {tried:,} known bugs that were tried {show} not declared{tail}."
+        if not bad:
+            said = f"None of the {tried:,} known bugs that were tried shows, or only as declared{tail}."
+        return Verdict(not bad, said, "cases")
     if bad:
         verb = "does" if bad == 1 else "do"
         return Verdict(False, f"{bad:,} of {len(cases):,} cases {verb} not do what {run.reference} does.", "cases")

@@ -25,6 +25,7 @@ from conformance.standalone.operator_checks import (
     ANSWER,
     RESULT,
     STRIDED,
+    Around,
     CheckedCall,
     Found,
     Function,
@@ -213,14 +214,19 @@ def differentiate_twice(function: Function, inputs: dict[str, Any]) -> Any:
 
 def compare_second(call: CheckedCall) -> Iterator[Found]:
     """Compare the second derivatives with those of the reference, if both have them."""
-    want = call.expected(around=differentiate_twice)
+    yield from compare_derivatives(call, differentiate_twice, "second", "second derivative")
+
+
+def compare_derivatives(call: CheckedCall, differentiate: Around, check: str, noun: str) -> Iterator[Found]:
+    """Compare derivatives with those of the reference, if both have them. `noun` names one in words."""
+    want = call.expected(around=differentiate)
     if not has_gradient(want):
-        raise NotJudged(f"the reference has no second derivative{why_none(want)}")
-    got = call.actual(around=differentiate_twice)
+        raise NotJudged(f"the reference has no {noun}{why_none(want)}")
+    got = call.actual(around=differentiate)
     if not has_gradient(got):
-        raise NotJudged(f"the operator has no second derivative{why_none(got)}")
-    for mismatch in of_results(from_reference(call, want, got, ANSWER, differentiate_twice)):
-        yield under("second", by_entry(mismatch))
+        raise NotJudged(f"the operator has no {noun}{why_none(got)}")
+    for mismatch in of_results(from_reference(call, want, got, ANSWER, differentiate)):
+        yield under(check, by_entry(mismatch))
 
 
 def differentiate_forward(function: Function, inputs: dict[str, Any]) -> Any:
@@ -240,14 +246,7 @@ def differentiate_forward(function: Function, inputs: dict[str, Any]) -> Any:
 
 def compare_forward_mode(call: CheckedCall) -> Iterator[Found]:
     """Compare the derivatives of forward mode with those of the reference, if both have them."""
-    want = call.expected(around=differentiate_forward)
-    if not has_gradient(want):
-        raise NotJudged(f"the reference has no derivative in forward mode{why_none(want)}")
-    got = call.actual(around=differentiate_forward)
-    if not has_gradient(got):
-        raise NotJudged(f"the operator has no derivative in forward mode{why_none(got)}")
-    for mismatch in of_results(from_reference(call, want, got, ANSWER, differentiate_forward)):
-        yield under("forward_mode", by_entry(mismatch))
+    yield from compare_derivatives(call, differentiate_forward, "forward_mode", "derivative in forward mode")
 
 
 def differentiate_under_autocast(function: Function, inputs: dict[str, Any]) -> Any:

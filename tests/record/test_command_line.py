@@ -48,6 +48,16 @@ def test_subcommands(words: list[str], sentence: str, capsys: pytest.CaptureFixt
         ("conformance.report.__main__", ["dif"], "conformance report: there is no 'dif'; did you mean diff?"),
         ("conformance.report.__main__", ["diff", "a"], "conformance report diff: B is missing: --help lists"),
         (
+            "conformance.report.__main__",
+            ["--form", "pytorch-isue", "a"],
+            "conformance report form: NAME: there is no 'pytorch-isue'; did you mean pytorch-issue?",
+        ),
+        (
+            "conformance.sources.operator.__main__",
+            ["a:b", "--ties", "all"],
+            "conformance operator: --ties: there is no 'all'; choose from any",
+        ),
+        (
             "conformance.sources.init.expectations",
             [],
             "conformance expectations: COMMAND is missing: choose from update",

@@ -8,7 +8,9 @@ from html.parser import HTMLParser
 
 from conformance.record.measurements import Measurements
 from conformance.record.merge import merge
+from conformance.record.names import REPROS
 from conformance.record.program_stats import ProgramStats
+from conformance.record.repro import Repro
 from conformance.record.result import Failure, Outcome, Result, Run
 from conformance.record.sentences import LAYOUTS
 from conformance.report import html
@@ -132,6 +134,17 @@ class TestHtml:
         assert "1 of 2 cases does not do what the reference does" in page.text
         assert "differs from the reference" in page.text and "torch CPU" not in page.text
         assert json.loads(page.scripts[0])["reference"] == "the reference"
+
+    def test_known_bugs_in_one_sentence(self) -> None:
+        """The headline says how many known bugs show, in good English for none and for one."""
+        bug = Repro("a title", "value", "torch CPU")
+        shown, not_shown = (
+            dataclasses.replace(one, op=f"bug{at}", variant="value", layout=REPROS, repro=bug)
+            for at, one in enumerate((failed("a", "repro"), result("b")))
+        )
+        assert "None of the 1 known bugs that were tried shows, or only as declared." in html.render(run(not_shown))
+        page = html.render(run(shown, not_shown))
+        assert "1 of the 2 known bugs that were tried shows, and is not declared." in page and "not shown" in page
 
     def test_details_have_a_budget(self) -> None:
         """Many long failures do not make the page too large for a browser."""

@@ -10,7 +10,7 @@ import pytest
 
 from conformance.report import issue
 from conformance.report.__main__ import main
-from conformance.report.pytorch_issue import ABLATION, FLOAT64, Packet, faults, of_finding, render
+from conformance.report.pytorch_issue import ABLATION, FLOAT64, Packet, find_faults, of_finding, render
 from scripts.pages import ROOT
 
 WHOLE = Packet(
@@ -23,8 +23,8 @@ DRAWN = "torch.compile(f)(torch.rand(2))"
 class TestFaults:
     def test_a_whole_packet_can_be_filed(self) -> None:
         """Nothing is asked for, also with random numbers drawn by torch's own kernels."""
-        assert faults(WHOLE) == []
-        assert faults(replace(WHOLE, code=f"torch._inductor.config.fallback_random = True\n{DRAWN}")) == []
+        assert find_faults(WHOLE) == []
+        assert find_faults(replace(WHOLE, code=f"torch._inductor.config.fallback_random = True\n{DRAWN}")) == []
 
     @pytest.mark.parametrize(
         ("change", "fault"),
@@ -44,12 +44,12 @@ class TestFaults:
     )
     def test_an_omission_is_named(self, change: dict[str, object], fault: str) -> None:
         """Each thing that a maintainer asks for is missed by its own check."""
-        assert faults(replace(WHOLE, **change)) == [fault]  # type: ignore[arg-type]
+        assert find_faults(replace(WHOLE, **change)) == [fault]  # type: ignore[arg-type]
 
     def test_only_compilers_need_an_ablation(self) -> None:
         """A report about an eager kernel has no compiler to switch off, and an error no float64 reference."""
-        assert faults(replace(WHOLE, layer="torch CPU", ablation={})) == []
-        assert faults(replace(WHOLE, kind="error", reference="")) == []
+        assert find_faults(replace(WHOLE, layer="torch CPU", ablation={})) == []
+        assert find_faults(replace(WHOLE, kind="error", reference="")) == []
 
 
 class TestForm:

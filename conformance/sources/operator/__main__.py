@@ -23,7 +23,7 @@ from conformance.run.session import main as run_command
 from conformance.sources.accuracy.running import AGAIN, Job, MeasuredCases
 from conformance.sources.operator import tasks
 from conformance.sources.operator.table import CHECKS, EXPLAIN, NOT_SHOWN, SLOW_COMPILER, TIERS, usual, with_fatal
-from conformance.sources.operator.tasks import Case, Subject
+from conformance.sources.operator.tasks import OperatorCase, Subject
 
 FLAGS = (
     "like", "reference", "inputs", "checks", "exclude", "batch", "device", "reference-on-device", "seed", "forbid",
@@ -41,7 +41,7 @@ class Operators(MeasuredCases):
     job = Job(tasks.described, tasks.run, tasks.MODULES)
     listed = 0
 
-    def cases(self, args: argparse.Namespace) -> tuple[list[Case], list[str]]:
+    def cases(self, args: argparse.Namespace) -> tuple[list[OperatorCase], list[str]]:
         """See `MeasuredCases.cases`."""
         exclude, batch = dict(map(_pair, args.exclude)), dict(map(_dimension, args.batch))
         names = with_fatal(options.chosen(args.checks or usual(batch, args.forbid), CHECKS, "check"))
@@ -73,7 +73,7 @@ class Operators(MeasuredCases):
         )
         self.remarks = [f"the operator runs on {args.device}"] if args.device else []
         self.remarks += [f"not judged: {name}: {reason}" for name, reason in exclude.items()]
-        return [Case(subject, name) for name in names if name not in exclude], [args.operator, *names]
+        return [OperatorCase(subject, name) for name in names if name not in exclude], [args.operator, *names]
 
     def prepare(self, session: Session) -> None:
         """Select the checks."""

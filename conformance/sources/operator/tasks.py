@@ -47,7 +47,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Case(Named):
+class OperatorCase(Named):
     """One check of a subject."""
 
     subject: Subject
@@ -102,7 +102,7 @@ def _judging(subject: Subject) -> Judging:
     return Judging(request)
 
 
-def run(target: str, case: Case) -> Result:
+def run(target: str, case: OperatorCase) -> Result:
     """Return the result of a case. Raises UserError for a subject that contradicts itself."""
     begin = time.perf_counter()
     with unit(case.id):
@@ -116,7 +116,7 @@ def run(target: str, case: Case) -> Result:
     return case.result(Outcome.PASS, samples=verdict.compared, reason=verdict.reason, seconds=seconds, late=late)
 
 
-def _failed(case: Case, verdict: Verdict) -> Result:
+def _failed(case: OperatorCase, verdict: Verdict) -> Result:
     from conformance.sources.operator.examine import inputs_shown
     from conformance.sources.operator.finding import minimized
     from conformance.sources.operator.script import script

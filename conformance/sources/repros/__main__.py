@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from conformance.record.names import REPROS
-from conformance.record.repro import KINDS
+from conformance.record.repro import KINDS, SHOWN, VERDICTS
 from conformance.record.result import UNEXPECTED, Named, Outcome, Result, Run
 from conformance.run import options
 from conformance.run.messages import Death, ExitReason, Limits, Task
@@ -19,12 +19,10 @@ from conformance.run.session import Session, usual
 from conformance.run.session import main as run_command
 from conformance.sources.accuracy.running import AGAIN, Job, MeasuredCases, MeasuredPool
 from conformance.sources.repros import tasks
-from conformance.sources.repros.table import Case, load, select
+from conformance.sources.repros.table import ReproCase, load, select
 
 FLAGS = ("target", "op", "variant", *AGAIN, "minutes", *options.LIMITS, "strict", "check-scripts", "reports",
          *options.DECLARED, *options.PLACE)  # fmt: skip
-SHOWN = {**dict.fromkeys(UNEXPECTED, "shown"), Outcome.XFAIL: "shown, as declared", Outcome.PASS: "not shown"}
-"""What an outcome says about a bug; any other one says that it cannot run."""
 
 
 class ReproPool(MeasuredPool):
@@ -32,7 +30,7 @@ class ReproPool(MeasuredPool):
 
     def after_death(self, task: Task, case: Named, death: Death) -> Result:
         """Return the result of a case whose worker died: only a bug that hangs shows by giving no answer."""
-        assert isinstance(case, Case)
+        assert isinstance(case, ReproCase)
         if death.reason is ExitReason.TIMEOUT and case.repro.kind != "hang":
             return case.result(Outcome.SKIP, skipped=1, reason=f"no answer: {death.said}")
         return super().after_death(task, case, death)
@@ -46,7 +44,7 @@ class Repros(MeasuredCases):
     job, pool = Job(tasks.described, tasks.run, tasks.MODULES), ReproPool
     listed, variants = 20, KINDS
 
-    def cases(self, args: argparse.Namespace) -> tuple[list[Case], list[str]]:
+    def cases(self, args: argparse.Namespace) -> tuple[list[ReproCase], list[str]]:
         """See `MeasuredCases.cases`."""
         kinds = options.chosen(args.variant or ["all"], KINDS, "variant")
         return select(args.op, kinds), [",".join(args.op or ["all bugs"]), *kinds]
@@ -68,8 +66,8 @@ class Repros(MeasuredCases):
         """Print the bugs that the target shows, and how many of each verdict there are."""
         for result in self.worst(run)[: self.listed]:
             session.print(self.line(result))
-        words = [SHOWN.get(result.outcome, "cannot run") for result in run.repros]
-        counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys((*SHOWN.values(), "cannot run")))
+        words = [VERDICTS.get(str(result.outcome), SHOWN) for result in run.repros]
+        counts = ", ".join(f"{words.count(word)} {word}" for word in (SHOWN, *VERDICTS.values()))
         session.print(f"{len(words)} repros of known bugs: {counts}")
 
 

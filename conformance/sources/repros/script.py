@@ -7,13 +7,13 @@ the CPU or of the compiler that it names.
 from __future__ import annotations
 
 from conformance.record.names import REPRO
-from conformance.sources.repros.table import Case
+from conformance.sources.repros.table import ReproCase
 from conformance.standalone.script import carried, defined, inert, load
 
 MARKER = "# Does the bug show? Exit code 1 where it does, else 0."
 
 
-def standalone(case: Case, setup: str) -> str:
+def standalone(case: ReproCase, setup: str) -> str:
     """Return the script. `setup` is the target's `script()`."""
     known = defined(setup)
     compiles = "transform" in known

@@ -1,7 +1,7 @@
 """The known bugs as cases: the repros of `record/upstream.toml`, and the scripts of docs/findings/.
 
-Defines `Case`, `load` and `select`. A bug of the index is a program that both sides run. A finding has scripts with the
-lines that they print where the bug shows; each script is a case. This module must not import torch.
+Defines `ReproCase`, `load` and `select`. A bug of the index is a program that both sides run. A finding has scripts
+with the lines that they print where the bug shows; each script is a case. This module must not import torch.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from conformance.record.errors import UsageError
-from conformance.record.names import nearest
-from conformance.record.repro import KINDS, REPROS, Repro
+from conformance.record.names import REPROS, nearest
+from conformance.record.repro import KINDS, Repro
 from conformance.record.result import Named, Result
 from conformance.record.upstream import bugs
 
@@ -37,7 +37,7 @@ OF_PROPERTY = {"not implemented": "error"}
 
 
 @dataclass(frozen=True)
-class Case(Named):
+class ReproCase(Named):
     """One repro: a bug of the index with the code of its program, or the script of a finding with the lines that it
     `prints` where the bug shows, and the `right` answer in words. `needs` says what a script needs beyond torch."""
 
@@ -72,23 +72,23 @@ class Case(Named):
 
 
 @functools.cache
-def load() -> tuple[Case, ...]:
+def load() -> tuple[ReproCase, ...]:
     """Return all cases, the worst kind of bug first."""
     found = [*_findings()]
     mended = {issue: case.repro.mended for case in found for issue in case.repro.issues if case.repro.mended}
     return tuple(sorted([*_reported(mended), *found], key=lambda case: (case.repro.rank, case.op)))
 
 
-def _reported(mended: dict[str, str]) -> Iterator[Case]:
+def _reported(mended: dict[str, str]) -> Iterator[ReproCase]:
     """Yield the bugs of the index that have a repro. A finding of the same issue may tell when it was mended."""
     for bug in bugs():
         if bug.repro:
             kind, versions = OF_PROPERTY.get(bug.property, bug.property), tuple(f"torch {v}" for v in bug.versions)
             about = Repro(bug.title, kind, bug.layer, (bug.name,), versions, mended.get(bug.name, ""))
-            yield Case(bug.name, about, bug.repro.strip())
+            yield ReproCase(bug.name, about, bug.repro.strip())
 
 
-def _findings() -> Iterator[Case]:
+def _findings() -> Iterator[ReproCase]:
     folder = next((folder for folder in FOLDERS if folder.is_dir()), FOLDERS[0])
     for file in sorted(folder.glob("*.toml")):
         data = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -98,10 +98,10 @@ def _findings() -> Iterator[Case]:
         for number, script in enumerate(data.get("scripts", ()), 1):
             name = file.stem if number == 1 else f"{file.stem}:{number}"
             code, prints = (script[key].strip() for key in ("code", "prints"))
-            yield Case(name, about, code, prints, data.get("expected", ""), script.get("needs", ""))
+            yield ReproCase(name, about, code, prints, data.get("expected", ""), script.get("needs", ""))
 
 
-def select(patterns: Iterable[str], kinds: Sequence[str]) -> list[Case]:
+def select(patterns: Iterable[str], kinds: Sequence[str]) -> list[ReproCase]:
     """Return the cases whose name matches a pattern, all without one, of these kinds. Raises UsageError for a pattern
     without a case."""
     patterns = [*patterns]

@@ -18,7 +18,7 @@ from conformance.record.result import Failure, Outcome, Result
 from conformance.run.messages import COMPILING
 from conformance.run.worker import environment, loaded, step, unit
 from conformance.sources.repros.table import MODULES as PACKAGES
-from conformance.sources.repros.table import Case
+from conformance.sources.repros.table import ReproCase
 
 if TYPE_CHECKING:
     from conformance.engine.target import Target
@@ -34,7 +34,7 @@ def described(target: str) -> tuple[dict[str, str], None]:
     return environment(target), None
 
 
-def run(target: str, case: Case) -> Result:
+def run(target: str, case: ReproCase) -> Result:
     """Return the result of a case: FAIL if the bug shows, PASS if not, and SKIP with the reason if the target cannot
     run it."""
     from conformance.sources.repros.script import standalone
@@ -65,7 +65,7 @@ def run(target: str, case: Case) -> Result:
     return result.replace(seconds=time.perf_counter() - begin)
 
 
-def judge(case: Case, target: Target) -> Verdict:
+def judge(case: ReproCase, target: Target) -> Verdict:
     """Return the verdict about a case on a target that can run it."""
     from conformance.standalone.repro import judge_program, judge_script
 
@@ -80,7 +80,7 @@ def judge(case: Case, target: Target) -> Verdict:
     return judge_program(names, case.repro.kind, transform, device_of(target), "value" in target.facts.oracles)
 
 
-def reason_not_to_run(case: Case, target: Target) -> str:
+def reason_not_to_run(case: ReproCase, target: Target) -> str:
     """Return why a case says nothing about a target, or ""."""
     from conformance.standalone.repro import named_backend
 

@@ -94,7 +94,7 @@ def test_inputs_without_time(tmp_path, capfd, monkeypatch, words, end, code):
 def test_a_worker_counts_the_inputs_without_time(monkeypatch):
     """The result of a check has their number."""
     monkeypatch.setattr(tasks, "_judging", lambda subject: SimpleNamespace(verdict=lambda check: VERDICT))
-    result = tasks.run("cpu", tasks.Case(tasks.Subject("torch.abs", "abs"), "values"))
+    result = tasks.run("cpu", tasks.OperatorCase(tasks.Subject("torch.abs", "abs"), "values"))
     assert (result.outcome, result.samples, result.late) == (Outcome.PASS, 12, 28)
 
 

@@ -72,7 +72,7 @@ class TestCommand:
         assert "4 of the 4 known bugs that were tried show" in page
         assert page.index("median-expanded") < page.index("pytorch#138425")
         said = capsys.readouterr().out
-        assert "4 repros of known bugs: 4 shown, 0 shown, as declared, 0 not shown, 0 cannot run" in said
+        assert "4 repros of known bugs: 4 shown, 0 shown as declared, 0 not shown, 0 cannot run" in said
         assert "value: pytorch#196682: cholesky_inverse has a wrong" in said
 
     def test_a_device_shows_its_own_bugs_only(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
