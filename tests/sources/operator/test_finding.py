@@ -78,6 +78,11 @@ RIGHT = {
     "strides": "torch.nn.functional.silu",
     "inductor": "torch.nn.functional.silu",
     "vmap": "torch.nn.functional.silu",
+    "forward_mode": "torch.nn.functional.silu",
+    "subsets": "kernels.outer",
+    "distribution": "kernels.dropout",
+    "declared": "kernels.double_",
+    "overlap": "kernels.double_",
 }
 """Correct operators in place of the lies; `right_silu` in place of the others."""
 
