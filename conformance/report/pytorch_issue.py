@@ -133,6 +133,8 @@ def of_finding(path: Path, measured: Mapping[str, Any]) -> Packet:
             data["title"], kind, data["layer"], script["code"].strip(), script["prints"].strip(), text, *answers,
             ablation, facts.get(FLOAT64, ""), tuple(data["versions"]), words, known.strip(),
         )  # fmt: skip
+    except FileNotFoundError:
+        raise ReportError(f"{path} does not exist; give a file of docs/findings/.") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError, IndexError) as error:
         raise ReportError(f"{path} is no finding ({error}); give a file of docs/findings/.") from None
 

@@ -83,3 +83,7 @@ class TestForm:
         (tmp_path / "x.toml").write_text("title = 1")
         assert main(["--form", "pytorch-issue", str(tmp_path / "x.toml")]) == 2
         assert "x.toml is no finding" in capsys.readouterr().err
+        assert main(["--form", "pytorch-issue", "no.toml"]) == 2
+        assert capsys.readouterr().err == (
+            "conformance report: no.toml does not exist; give a file of docs/findings/.\n"
+        )
