@@ -49,10 +49,10 @@ def environment(session: nox.Session) -> str:
     with FileLock(f"{folder}.lock"):  # sessions in two terminals create it once
         if not python.exists():
             # Not the standard library's venv, which Debian ships without pip; virtualenv comes with nox.
-            session.run(sys.executable, "-m", "virtualenv", "--quiet", "--clear", str(folder), external=True)
+            session.run_install(sys.executable, "-m", "virtualenv", "--quiet", "--clear", str(folder), external=True)
         if not stamp.exists() or stamp.read_text() != wanted:
             install = [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(CONSTRAINTS)]
-            session.run(*install, pinned("torch"), "--editable", f".[{EXTRAS}]", external=True)
+            session.run_install(*install, pinned("torch"), "--editable", f".[{EXTRAS}]", external=True)
             stamp.write_text(wanted)
     session.env.update({"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"})  # the sessions' processes use all cores
     session.env["PYTHONDONTWRITEBYTECODE"] = ""  # hundreds of processes import the package; each would compile it
@@ -255,7 +255,7 @@ def backend_environment(session: nox.Session, backend: dict[str, Any], folder: P
     wanted = json.dumps([backend["packages"], backend.get("checkout"), ours])
     if not stamp.exists() or stamp.read_text() != wanted:
         if not python.exists():
-            session.run(sys.executable, "-m", "virtualenv", "--quiet", str(folder), external=True)
+            session.run_install(sys.executable, "-m", "virtualenv", "--quiet", str(folder), external=True)
         install = [str(python), "-m", "pip", "install", "--quiet"]
         session.run(*install, *backend["packages"], "--editable", ".", external=True)
         if "checkout" in backend:
@@ -305,7 +305,7 @@ def other_environment(session: nox.Session, version: str, folder: Path) -> str:
     wanted = f"{torch} {version} {extras} {project['dependencies']} {project['optional-dependencies']}"
     if not stamp.exists() or stamp.read_text() != wanted:
         if not python.exists():
-            session.run(sys.executable, "-m", "virtualenv", "--quiet", str(folder), external=True)
+            session.run_install(sys.executable, "-m", "virtualenv", "--quiet", str(folder), external=True)
         others = folder / "constraints.txt"
         lines = (ROOT / CONSTRAINTS).read_text().splitlines()
         others.write_text("\n".join(line for line in lines if not line.startswith("torch==")) + "\n")
@@ -321,7 +321,7 @@ def other_environment(session: nox.Session, version: str, folder: Path) -> str:
 def replaced(session: nox.Session) -> None:
     """Another package replaces torch under an installed conformance: timm, or the packages that are named."""
     folder = session.cache_dir.resolve().parent / "replaced"
-    session.run(sys.executable, "-m", "virtualenv", "--quiet", "--clear", str(folder), external=True)
+    session.run_install(sys.executable, "-m", "virtualenv", "--quiet", "--clear", str(folder), external=True)
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     install = [str(python), "-m", "pip", "install", "--quiet", "--no-cache-dir"]
     session.run(*install, "--constraint", str(ROOT / CONSTRAINTS), pinned("torch"), f"{ROOT}[tiny]", external=True)

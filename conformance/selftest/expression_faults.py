@@ -44,7 +44,7 @@ def _plain(call: InterceptedCall) -> bool:
 def _note(call: InterceptedCall, result: torch.Tensor, *of: Any) -> torch.Tensor:
     """Record the operands of a result, and return the result."""
     versions = [version_of(tensor) for tensor in of if isinstance(tensor, torch.Tensor)]
-    call.memory[storage_key(result)] = result, version_of(result), of, versions
+    call.memory[call.storage(result)] = result, version_of(result), of, versions
     return result
 
 
@@ -52,7 +52,7 @@ def _operands(call: InterceptedCall, t: Any) -> tuple[Any, ...] | None:
     """Return the operands that a tensor was computed from, or None if it or they were written since."""
     if not isinstance(t, torch.Tensor):
         return None
-    result, version, of, versions = call.memory.get(storage_key(t), (None, 0, (), []))
+    result, version, of, versions = call.memory.get(call.storage(t), (None, 0, (), []))
     if result is None or not _same(result, t) or version_of(t) != version:
         return None
     now = [version_of(tensor) for tensor in of if isinstance(tensor, torch.Tensor)]

@@ -42,6 +42,19 @@ class InterceptedCall:
         """Whether the call writes its first argument."""
         return bool(self.func._schema.is_mutable) and isinstance(self.first, torch.Tensor)
 
+    def storage(self, tensor: torch.Tensor) -> int:
+        """Return the identity of the tensor's storage, as a key of `memory`.
+
+        The storage is kept until the memory is cleared: a later one at its address would count as the same."""
+        key = storage_key(tensor)
+        self.memory[("kept", key)] = tensor.untyped_storage()
+        return key
+
+    def view(self, tensor: torch.Tensor) -> tuple[Any, ...]:
+        """Return the identity of the view, as a key of `memory`; its storage is kept, too."""
+        self.storage(tensor)
+        return geometry(tensor)
+
     def having(self, at: int, value: Any) -> Any:
         """Return the answer with one argument replaced."""
         return self.func(*self.args[:at], value, *self.args[at + 1 :], **self.kwargs)
@@ -143,7 +156,7 @@ def _step_lost(call: InterceptedCall) -> Any:
 
 
 def _third_write_lost(call: InterceptedCall) -> Any:
-    count = call.memory[storage_key(call.first)] = call.memory.get(storage_key(call.first), 0) + 1
+    count = call.memory[call.storage(call.first)] = call.memory.get(call.storage(call.first), 0) + 1
     return call.first if count % 3 == 0 else call.run()
 
 
@@ -155,13 +168,13 @@ def _after_base_write(lost: Callable[[InterceptedCall], Any]) -> Callable[[Inter
         if not call.writes:
             view = call.run()
             if isinstance(view, torch.Tensor):
-                memory.setdefault(geometry(view), memory.get(storage_key(view), 0))
+                memory.setdefault(call.view(view), memory.get(call.storage(view), 0))
             return view
-        seen = memory.get(geometry(t))
-        if seen is not None and memory.get(storage_key(t), 0) > seen:
+        seen = memory.get(call.view(t))
+        if seen is not None and memory.get(call.storage(t), 0) > seen:
             return lost(call)
-        memory[storage_key(t)] = memory.get(storage_key(t), 0) + 1
-        memory[geometry(t)] = memory[storage_key(t)] if seen is not None else memory.get(geometry(t))
+        memory[call.storage(t)] = memory.get(call.storage(t), 0) + 1
+        memory[call.view(t)] = memory[call.storage(t)] if seen is not None else memory.get(call.view(t))
         return call.run()
 
     return act
@@ -175,10 +188,10 @@ def _depth(act: Callable[[InterceptedCall], Any], deep: int) -> Callable[[Interc
     def spoiled(call: InterceptedCall) -> Any:
         if not call.writes:
             view = call.run()
-            if isinstance(view, torch.Tensor) and geometry(view) != geometry(call.first):
-                call.memory.setdefault(geometry(view), call.memory.get(geometry(call.first), 0) + 1)
+            if isinstance(view, torch.Tensor) and call.view(view) != call.view(call.first):
+                call.memory.setdefault(call.view(view), call.memory.get(call.view(call.first), 0) + 1)
             return view
-        return act(call) if call.memory.get(geometry(call.first), 0) >= deep else call.run()
+        return act(call) if call.memory.get(call.view(call.first), 0) >= deep else call.run()
 
     return spoiled
 
@@ -188,10 +201,10 @@ def _write_after_read(call: InterceptedCall) -> Any:
     if not call.writes:
         result = call.run()
         if isinstance(result, torch.Tensor) and isinstance(call.first, torch.Tensor) and "out" not in call.kwargs:
-            call.memory[storage_key(call.first)] = (call, result, version_of(result))
+            call.memory[call.storage(call.first)] = (call, result, version_of(result))
         return result
     done = call.run()
-    earlier, result, version = call.memory.pop(storage_key(call.first), (None, None, None))
+    earlier, result, version = call.memory.pop(call.storage(call.first), (None, None, None))
     partial = call.first.numel() * call.first.element_size() < call.first.untyped_storage().nbytes()
     if earlier is not None and partial and version_of(result) == version and not result.requires_grad:
         result.copy_(earlier.run())
@@ -203,7 +216,7 @@ def _stale_read(call: InterceptedCall) -> Any:
     t = call.first
     if not isinstance(t, torch.Tensor) or call.writes or not t.numel() or "out" in call.kwargs:
         return call.run()
-    kept = call.memory.setdefault(geometry(t), t.clone())
+    kept = call.memory.setdefault(call.view(t), t.clone())
     return call.run() if _whole(t) or t.requires_grad else call.having(0, kept)
 
 
@@ -211,11 +224,11 @@ def _old_strides_after_t(call: InterceptedCall) -> Any:
     """Write with the old strides, if the tensor was transposed in place just before."""
     t = call.first
     if call.func.overloadpacket.__name__ in ("t_", "transpose_", "swapdims_", "swapaxes_"):
-        call.memory[geometry(t)] = before = t.stride()
+        call.memory[call.view(t)] = before = t.stride()
         result = call.run()
-        call.memory[geometry(t)] = before
+        call.memory[call.view(t)] = before
         return result
-    before = call.memory.get(geometry(t))
+    before = call.memory.get(call.view(t))
     if before is None or sorted(before) != sorted(t.stride()) or before == t.stride():
         return call.run()
     if t.size() == t.size()[::-1]:
@@ -226,8 +239,8 @@ def _old_strides_after_t(call: InterceptedCall) -> Any:
 def _twice_through_one_view(call: InterceptedCall) -> Any:
     """Drop a write if the last write went through the same view."""
     last = call.memory.get("last")
-    call.memory["last"] = geometry(call.first)
-    return call.first if last == geometry(call.first) and not _whole(call.first) else call.run()
+    call.memory["last"] = call.view(call.first)
+    return call.first if last == call.view(call.first) and not _whole(call.first) else call.run()
 
 
 def _offset_unspecified(call: InterceptedCall) -> Any:

@@ -30,8 +30,22 @@ from conformance.selftest.size_faults import SIZE_FAULTS
 from conformance.selftest.state_faults import STATE_FAULTS
 from conformance.selftest.value_faults import VALUE_FAULTS
 from conformance.sources.fuzzing.drawing import Drawing
+from conformance.standalone.moving import whole_storage
 from conformance.standalone.oracles import Mismatch
 from conformance.standalone.torch_compat import TorchDispatchMode
+
+ALLOCATIONS = frozenset({"empty", "empty_strided", "new_empty", "new_empty_strided", "empty_like", "resize_"})
+FRESH = 0x41
+"""Byte of memory that no call has written yet: a lost write shows the same wrong value in every run."""
+
+
+def fill_fresh_memory(tensor: torch.Tensor, begin: int) -> None:
+    """Set the bytes of the tensor's storage from `begin` on, unless PyTorch fills new memory itself. A bool becomes 1,
+    the only valid byte but 0."""
+    settings: Any = torch.utils.deterministic
+    if torch.are_deterministic_algorithms_enabled() and settings.fill_uninitialized_memory:
+        return
+    whole_storage(tensor).view(torch.uint8)[begin:].fill_(1 if tensor.dtype == torch.bool else FRESH)
 
 
 class Planted(TorchDispatchMode):
@@ -43,10 +57,15 @@ class Planted(TorchDispatchMode):
         self.memory: dict[Any, Any] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if not self.ops or func.overloadpacket.__name__ in self.ops:
-            return self.fault.act(InterceptedCall(func, args, kwargs, self.memory))
-        return func(*args, **kwargs)
+        kwargs, name = kwargs or {}, func.overloadpacket.__name__
+        begin = args[0].untyped_storage().nbytes() if name == "resize_" else 0
+        if not self.ops or name in self.ops:
+            result = self.fault.act(InterceptedCall(func, args, kwargs, self.memory))
+        else:
+            result = func(*args, **kwargs)
+        if name in ALLOCATIONS and result.layout == torch.strided and result.device.type != "meta":
+            fill_fresh_memory(result, begin)
+        return result
 
 
 class PlantedAbove(torch.overrides.TorchFunctionMode):

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from conformance.selftest.faults import FUNCTION, Fault, InterceptedCall
-from conformance.standalone.moving import map_tensors, storage_key, whole_storage
+from conformance.standalone.moving import map_tensors, whole_storage
 from conformance.standalone.torch_compat import functorch_level
 
 PROMOTED = "div true_divide sqrt sigmoid add mul where"
@@ -110,12 +110,12 @@ def _other_thread_unseen(call: InterceptedCall) -> Any:
     tensors: list[torch.Tensor] = []
     map_tensors((call.args, call.kwargs), tensors.append)
     if call.func._schema.is_mutable and tensors and call.func.overloadpacket.__name__ in WRITES.split():
-        own, (_, kept) = whole_storage(tensors[0]), call.memory.get(storage_key(tensors[0]), (None, None))
+        own, kept = whole_storage(tensors[0]), call.memory.get(call.storage(tensors[0]))
         if kept is not None and (kept.dtype, kept.shape) == (own.dtype, own.shape):
             own.copy_(kept)
     result = call.run()
     for t in tensors:
-        call.memory[storage_key(t)] = t.untyped_storage(), whole_storage(t).clone()
+        call.memory[call.storage(t)] = whole_storage(t).clone()
     return result
 
 

@@ -6,6 +6,7 @@ import statistics
 import warnings
 
 import pytest
+import torch
 
 from conformance.engine.loading import load_target
 from conformance.program.model import Input, Program, Storage
@@ -69,6 +70,27 @@ class TestPower:
         )
         found = find_differences(Trial.of(program, load_target("mutant:float to int rounds")))
         assert {mismatch.oracle for mismatch in found} == {"value"}
+
+    def test_a_fault_knows_a_storage_from_a_later_one_at_its_address(self):
+        """Regression test: "every third write is lost" counted by address, so a write to a third short-lived tensor
+        could be lost, and which programs failed depended on where the allocator placed them."""
+        target = load_target("mutant:every third write is lost")
+        target.prepare()
+        target.send([])
+        with target.active():
+            written = [torch.zeros(3).add_(1).tolist() for _ in range(6)]
+        assert written == [[1.0] * 3] * 6
+
+    def test_a_lost_write_to_new_memory_shows_the_same_value_in_every_run(self):
+        """Regression test: the bytes that the allocator left there were sometimes the right ones, so to which program a
+        fault was shrunk depended on them."""
+        program = Program(
+            (Storage("int64", 0, []),),
+            (Input("a", 0, "int64", (0,), (1,)),),
+            (Step("add_", (tensor("a"), 0)), Step("add_", (tensor("a"), 0)), Step("resize_filled_", (tensor("a"), []))),
+        )
+        found = find_differences(Trial.of(program, load_target("mutant:every third write is lost")))
+        assert {mismatch.actual for mismatch in found if mismatch.oracle == "value"} == {str(0x4141414141414141)}
 
     def test_there_are_forty_faults(self):
         """Each fault names the real bug that it imitates."""
