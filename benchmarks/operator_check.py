@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for use as a script
-from conformance.sources.operator.examine import Request, examination, verdicts
+from conformance.sources.operator.examine import CheckRequest, examination, verdicts
 from conformance.sources.operator.finding import minimized
 from conformance.sources.operator.forks import processor_time
 from conformance.sources.operator.script import script
@@ -25,7 +25,7 @@ from tests.planted.kernels import CORRECT, LIES
 
 def measure(name: str) -> None:
     """Print the times of one operator."""
-    request = Request(**CORRECT.get(name) or LIES[name], near="tests.planted.kernels")
+    request = CheckRequest(**CORRECT.get(name) or LIES[name], near="tests.planted.kernels")
     begin, cost, first, last = time.monotonic(), processor_time(), 0.0, 0.0
     trial, parts, wrong = examination(request), dict[str, float](), []
     for verdict in verdicts(trial, request):

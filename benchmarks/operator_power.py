@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for use as a script
-from conformance.sources.operator.examine import Request, examination, verdicts
+from conformance.sources.operator.examine import CheckRequest, examination, verdicts
 from tests.planted import cheats, honest, kernels, wrong
 
 
@@ -45,7 +45,7 @@ SETS: Mapping[str, Row] = {
 def judge(described: dict[str, Any], check: str | None) -> set[str]:
     """Return the checks that find a difference."""
     chosen = {"checks": [check]} if check else {}
-    request = Request(**{**described, **chosen}, near=described["operator"].__module__)
+    request = CheckRequest(**{**described, **chosen}, near=described["operator"].__module__)
     return {verdict.check for verdict in verdicts(examination(request), request) if verdict.finding}
 
 

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from conformance.program.recorded import RECORDED
-from conformance.sources.models.recorder import Recorder
+from conformance.sources.models.recorder import CallRecorder
 from tests.clients.models import MODELS, Inputs, Model, network
 
 NEW_TOKENS = 3
@@ -107,7 +107,7 @@ def settings(model: Model, inputs: Inputs, half: bool) -> list[Callable[[], obje
     return runs
 
 
-def record(recorder: Recorder, model: Model) -> list[str]:
+def record(recorder: CallRecorder, model: Model) -> list[str]:
     """Record a model in all settings, with and without autocast. Returns the settings that torch refuses."""
     refused, inputs = [], model.inputs()
     for half in (False, True):
@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not chosen:
         print(f"recorded_models: no model is named {names[0]!r}", file=sys.stderr)
         return 2
-    recorder = Recorder()
+    recorder = CallRecorder()
     for model in chosen:
         try:
             refused = record(recorder, model)

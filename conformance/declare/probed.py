@@ -19,7 +19,7 @@ UNTRIED_DTYPES = frozenset({"float4_e2m1fn_x2"})
 """Dtypes that the probe does not try and therefore never finds, since torch converts nothing to them."""
 
 
-class Answer(StrEnum):
+class TrialAnswer(StrEnum):
     """The answer of a trial."""
 
     YES = "yes"
@@ -33,7 +33,7 @@ class ProbedFeature:
     """One trial: its name, the answer, and a short detail."""
 
     name: str
-    answer: Answer
+    answer: TrialAnswer
     detail: str = ""
 
 
@@ -59,7 +59,7 @@ class Probe:
     @property
     def lacks(self) -> frozenset[str]:
         """The features that are missing or wrong."""
-        return frozenset(row.name for row in self.rows if row.name in FEATURES and row.answer is not Answer.YES)
+        return frozenset(row.name for row in self.rows if row.name in FEATURES and row.answer is not TrialAnswer.YES)
 
     def described(self) -> dict[str, str]:
         """Return the table in the form that a result stores among its environment."""

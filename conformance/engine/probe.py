@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from conformance.declare.probed import UNTRIED_DTYPES, Answer, ProbedFeature
+from conformance.declare.probed import UNTRIED_DTYPES, ProbedFeature, TrialAnswer
 from conformance.engine.target import Target
 from conformance.record.error_text import text_of
 from conformance.standalone.torch_compat import add_to_list, storage_id, version_of
@@ -235,11 +235,11 @@ def trial(target: Target, name: str) -> ProbedFeature:
         with target.entered():
             TRIALS[name](target)
     except Differs as error:
-        return ProbedFeature(name, Answer.WRONG, text_of(error))
+        return ProbedFeature(name, TrialAnswer.WRONG, text_of(error))
     except Exception as error:
         text = " ".join(text_of(error).split())
-        return ProbedFeature(name, Answer.NO, f"{type(error).__name__}: {text}"[:200])
-    return ProbedFeature(name, Answer.YES)
+        return ProbedFeature(name, TrialAnswer.NO, f"{type(error).__name__}: {text}"[:200])
+    return ProbedFeature(name, TrialAnswer.YES)
 
 
 def dtype_survives(target: Target, name: str) -> bool:

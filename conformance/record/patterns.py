@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from conformance.record.finding import gist, layer_and_part
-from conformance.record.sentences import ELEMENTS, Difference
+from conformance.record.sentences import ELEMENTS, MismatchLike
 
 COPIES = "results are copies instead of views"
 SHARED = "results share memory instead of having their own"
@@ -69,7 +69,7 @@ def base_operator(name: str) -> str:
     return word.rstrip("_") or word
 
 
-def pattern_of(difference: Difference, wrong: str, op: str, is_view: bool = False) -> str:
+def pattern_of(difference: MismatchLike, wrong: str, op: str, is_view: bool = False) -> str:
     """The pattern of a difference.
 
     `wrong` is the property (`finding.PROPERTIES`). `op` is the operator to blame, as a step or an op_db entry names it.
@@ -109,21 +109,21 @@ def blamed_operator(op: str, culprit: str) -> str:
     return base_operator(op if is_layer else layer or op)
 
 
-def _by_operator(difference: Difference, wrong: str, base: str) -> str:
+def _by_operator(difference: MismatchLike, wrong: str, base: str) -> str:
     return f"{wrong} of {base}"
 
 
-def _alias(difference: Difference, wrong: str, base: str) -> str:
+def _alias(difference: MismatchLike, wrong: str, base: str) -> str:
     if difference.expected == difference.where:
         return SHARED
     return COPIES if difference.actual == difference.where else OTHER_MEMORY
 
 
-def _value(difference: Difference, wrong: str, base: str) -> str:
+def _value(difference: MismatchLike, wrong: str, base: str) -> str:
     return _kind_of(difference) or _by_operator(difference, wrong, base)
 
 
-def _kind_of(difference: Difference) -> str:
+def _kind_of(difference: MismatchLike) -> str:
     """The shared pattern of the first elements that differ; empty if the pattern is the operator."""
     match = ELEMENTS.match(difference.detail)
     expected, actual = (match[4], match[5]) if match and match[4] else (difference.expected, difference.actual)
@@ -151,12 +151,12 @@ def _kind(expected: complex | None, actual: complex | None) -> str:
     return LESS_PRECISE if expected and 0 < distance <= NEARLY * abs(expected) else ""
 
 
-def _dtype(difference: Difference, wrong: str, base: str) -> str:
+def _dtype(difference: MismatchLike, wrong: str, base: str) -> str:
     expected, actual = (side.removeprefix("torch.") for side in (difference.expected, difference.actual))
     return f"results are {actual} instead of {expected}"
 
 
-def _stride(difference: Difference, wrong: str, base: str) -> str:
+def _stride(difference: MismatchLike, wrong: str, base: str) -> str:
     expected, actual = (_strides(side) for side in (difference.expected, difference.actual))
     falls = sorted(actual, reverse=True) == actual and 0 not in actual
     if sorted(expected) == sorted(actual) and not falls:
@@ -170,26 +170,26 @@ def _strides(text: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", text)]
 
 
-def _contiguity(difference: Difference, wrong: str, base: str) -> str:
+def _contiguity(difference: MismatchLike, wrong: str, base: str) -> str:
     gained = {*difference.actual.split()} - {*difference.expected.split()}
     return DENSE if "contiguous" in gained else f"contiguity flags of {base}"
 
 
-def _shape(difference: Difference, wrong: str, base: str) -> str:
+def _shape(difference: MismatchLike, wrong: str, base: str) -> str:
     return f"shape of {base}"
 
 
-def _offset(difference: Difference, wrong: str, base: str) -> str:
+def _offset(difference: MismatchLike, wrong: str, base: str) -> str:
     return DENSE if difference.actual == "0" else f"storage offset of {base}"
 
 
-def _grad(difference: Difference, wrong: str, base: str) -> str:
+def _grad(difference: MismatchLike, wrong: str, base: str) -> str:
     if difference.detail == "requires_grad":
         return f"requires_grad is {difference.actual} instead of {difference.expected}"
     return _kind_of(difference) or f"gradient of {base}"
 
 
-def _error(difference: Difference, wrong: str, base: str) -> str:
+def _error(difference: MismatchLike, wrong: str, base: str) -> str:
     if wrong == "not implemented":
         return "operators are not implemented"
     if wrong == "error":
@@ -200,7 +200,7 @@ def _error(difference: Difference, wrong: str, base: str) -> str:
     return f"raises {difference.actual} instead of {difference.expected}"
 
 
-_OF_ORACLE: Mapping[str, Callable[[Difference, str, str], str]] = {
+_OF_ORACLE: Mapping[str, Callable[[MismatchLike, str, str], str]] = {
     "alias": _alias,
     "value": _value,
     "dtype": _dtype,

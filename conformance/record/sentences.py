@@ -16,7 +16,7 @@ from conformance.record.names import MEASURED
 from conformance.record.result import Result
 
 
-class Difference(Protocol):
+class MismatchLike(Protocol):
     """A `Mismatch` of the oracles, or its `Failure` in a result."""
 
     @property
@@ -45,7 +45,7 @@ GEOMETRY = re.compile(r"(torch\.\w+) (\([\d, ]*\))")
 """Regular expression for a side of a difference in the dtype or shape of a gradient or of the memory of a tensor."""
 
 
-def sentence(diff: Difference) -> str:
+def sentence(diff: MismatchLike) -> str:
     """Return the sentence with the expected and the actual fact, without a full stop."""
     if not (diff.expected or diff.actual):
         return f"the {diff.oracle} of {_named(diff)} is wrong"
@@ -57,7 +57,7 @@ def headline(result: Result) -> str:
     return sentence(result.failures[0]) if result.failures else f"{result.outcome}: {result.reason}"
 
 
-def _named(diff: Difference) -> str:
+def _named(diff: MismatchLike) -> str:
     """The subject of a sentence."""
     return diff.where.replace("the whole run", "the run").replace("grad of ", "the gradient of ")
 
@@ -67,7 +67,7 @@ def _short(text: str) -> str:
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 4]} ..."
 
 
-def _is(diff: Difference, what: str = "") -> str:
+def _is(diff: MismatchLike, what: str = "") -> str:
     """`c should be 7 and is 8`."""
     return f"{_named(diff)} should {what or 'be'} {_short(diff.expected)} and {_PRESENT[what]} {_short(diff.actual)}"
 
@@ -75,13 +75,13 @@ def _is(diff: Difference, what: str = "") -> str:
 _PRESENT = {"": "is", "have dtype": "has", "have shape": "has", "have strides": "has"}
 
 
-def _other(diff: Difference) -> str:
+def _other(diff: MismatchLike) -> str:
     if ELEMENTS.match(diff.detail):
         return _value(diff)
     return f"the {diff.oracle} of {_named(diff)} should be {_short(diff.expected)} and is {_short(diff.actual)}"
 
 
-def _value(diff: Difference) -> str:
+def _value(diff: MismatchLike) -> str:
     noun = f"the memory that {diff.where} lies in" if diff.oracle == "storage" else _named(diff)
     match = ELEMENTS.match(diff.detail)
     if match is None:
@@ -106,23 +106,23 @@ def _value(diff: Difference) -> str:
     return f"{text}; {more}" if more else text
 
 
-def _alias(diff: Difference) -> str:
+def _alias(diff: MismatchLike) -> str:
     if diff.expected == diff.where:
         return f"{diff.where} should have memory of its own; on the target it shares memory with {diff.actual}"
     instead = "it does not" if diff.actual == diff.where else f"it shares memory with {diff.actual} instead"
     return f"{diff.where} should share memory with {diff.expected}; on the target {instead}"
 
 
-def _contiguity(diff: Difference) -> str:
+def _contiguity(diff: MismatchLike) -> str:
     want, got = (side.replace(" ", ", ").replace("strided", "not contiguous") for side in (diff.expected, diff.actual))
     return f"{diff.where} should be {want} and is {got}"
 
 
-def _offset(diff: Difference) -> str:
+def _offset(diff: MismatchLike) -> str:
     return f"{diff.where} should begin at element {diff.expected} of its memory and begins at element {diff.actual}"
 
 
-def _structure(diff: Difference) -> str:
+def _structure(diff: MismatchLike) -> str:
     if diff.actual == "nothing":
         return f"{diff.where} should be a {diff.expected}, and the target gives nothing"
     if diff.expected == "nothing":
@@ -130,7 +130,7 @@ def _structure(diff: Difference) -> str:
     return f"{diff.where} should be a {diff.expected} and is a {diff.actual}"
 
 
-def _grad(diff: Difference) -> str:
+def _grad(diff: MismatchLike) -> str:
     if diff.detail == "requires_grad":
         has = {"True": "require grad", "False": "not require grad"}.get(diff.expected, "")
         return f"{diff.where} should {has}; on the target it {'does' if diff.actual == 'True' else 'does not'}"
@@ -141,11 +141,11 @@ def _grad(diff: Difference) -> str:
     return _value(diff)
 
 
-def _version(diff: Difference) -> str:
+def _version(diff: MismatchLike) -> str:
     return f"{diff.where}._version should grow by {diff.expected} and grows by {diff.actual}"
 
 
-def _error(diff: Difference) -> str:
+def _error(diff: MismatchLike) -> str:
     place, (want, _, got) = _named(diff), diff.detail.partition(" | ")
     if diff.detail.startswith("not implemented"):
         text = diff.detail.partition(": ")[2]
@@ -158,15 +158,15 @@ def _error(diff: Difference) -> str:
     return f"{place} should raise {diff.expected}; on the target it raises {diff.actual}{text}"
 
 
-def _measured(diff: Difference) -> str:
+def _measured(diff: MismatchLike) -> str:
     return f"{_named(diff)} should take {diff.expected} {diff.oracle} and takes {diff.actual}: {diff.detail}"
 
 
-def _device(diff: Difference) -> str:
+def _device(diff: MismatchLike) -> str:
     return f"{diff.where} should be on the device {diff.expected!r} and is on {diff.actual!r}"
 
 
-def _memory(diff: Difference) -> str:
+def _memory(diff: MismatchLike) -> str:
     if diff.expected == "an answer":
         return _death(diff)
     if diff.expected.startswith("at most"):
@@ -174,22 +174,22 @@ def _memory(diff: Difference) -> str:
     return f"{_named(diff)} runs out of memory: {diff.actual}: {_short(diff.detail)}"
 
 
-def _death(diff: Difference) -> str:
+def _death(diff: MismatchLike) -> str:
     """The sentence about a death, whose text is a predicate, such as `killed its process with SIGSEGV`."""
     if diff.where in (ON_TARGET, ON_CPU):
         return f"{diff.where} {with_signal_number(diff.actual)}"
     return f"the target {with_signal_number(diff.actual)} at {_named(diff)}"
 
 
-def _repro(diff: Difference) -> str:
+def _repro(diff: MismatchLike) -> str:
     return f"{_named(diff)} shows ({diff.detail}): should give {_short(diff.expected)} and gives {_short(diff.actual)}"
 
 
-def _accuracy(diff: Difference) -> str:
+def _accuracy(diff: MismatchLike) -> str:
     return f"the error of {diff.where} should be {diff.expected} and is {diff.actual} ({diff.detail})"
 
 
-_SENTENCES: Mapping[str, Callable[[Difference], str]] = {
+_SENTENCES: Mapping[str, Callable[[MismatchLike], str]] = {
     "structure": _structure,
     "dtype": lambda diff: _is(diff, "have dtype"),
     "shape": lambda diff: _is(diff, "have shape"),

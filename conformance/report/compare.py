@@ -1,7 +1,7 @@
 """Changes between two runs: new failures, fixed, gone, flaky; measurements and time up or down.
 
-Defines `Change`, `Diff` and `diff`. The key insight: two runs are joined by case id, and a case in only one of them is
-never dropped silently: it is new, or gone, or was not selected. Times are compared as multiples of each run's own
+Defines `CaseChange`, `Diff` and `diff`. The key insight: two runs are joined by case id, and a case in only one of them
+is never dropped silently: it is new, or gone, or was not selected. Times are compared as multiples of each run's own
 calibration loop, since machines differ.
 """
 
@@ -45,7 +45,7 @@ SLOWER, LONG_CASE = 4.0, 4.0
 
 
 @dataclass(frozen=True)
-class Change:
+class CaseChange:
     """One change of a case: its kind, its id, and both states as text."""
 
     kind: str
@@ -60,7 +60,7 @@ class Diff:
     select; sentences about the cases that both ran; the measures whose rise is a regression; and whether the newer run
     becomes the baseline, so that no change is a regression."""
 
-    changes: dict[str, list[Change]] = field(default_factory=dict)
+    changes: dict[str, list[CaseChange]] = field(default_factory=dict)
     not_run: int = 0
     facts: list[str] = field(default_factory=list)
     watched: tuple[Measure, ...] = ()
@@ -75,7 +75,7 @@ class Diff:
         return () if self.accepted else (*REGRESSIONS, *(f"{measure.name} up" for measure in self.watched))
 
     @property
-    def worst(self) -> list[Change]:
+    def worst(self) -> list[CaseChange]:
         """The regressions, worst first."""
         return [change for kind, changes in self.changes.items() if kind in self.worse for change in changes]
 
@@ -109,12 +109,12 @@ def diff(before: Run, after: Run, accepted: bool = False) -> Diff:
     missing = [result for result in before.cases if result.id not in new]
     lost = [result for result in before.findings if result.id not in new and result.outcome in BROKEN]
     again = _drew_as_much(before, after)
-    changes += [Change("fixed", result.id, _words(result), "no program showed it") for result in lost if again]
+    changes += [CaseChange("fixed", result.id, _words(result), "no program showed it") for result in lost if again]
     # Only a complete run with the same selection can miss a case. A case without time is a shortfall, not a regression:
     # else a busy machine would fail a run that `--minutes` limits.
     whole = after.complete and before.environment.get("selection") == after.environment.get("selection")
     whole = whole and not after.falls_short_of(CASES.format("op_db"))
-    changes += [Change("gone", result.id, _words(result), "not in this run") for result in missing if whole]
+    changes += [CaseChange("gone", result.id, _words(result), "not in this run") for result in missing if whole]
     by_kind = {kind: [change for change in changes if change.kind == kind] for kind in kinds_of(watched)}
     return Diff(
         {kind: listed for kind, listed in by_kind.items() if listed},
@@ -152,7 +152,7 @@ def _as_warm(old: Result, new: Result, measures: Sequence[Measure]) -> bool:
 
 def _together(
     pairs: Sequence[tuple[Result, Result]], scale: float, measures: Sequence[Measure]
-) -> tuple[list[str], list[Change]]:
+) -> tuple[list[str], list[CaseChange]]:
     """Sentences about the cases that both runs passed: their measures that are shares, and their time. Also a change,
     if the later run is much slower."""
     facts: list[str] = []
@@ -173,7 +173,7 @@ def _together(
     facts.append(f"time: {ratio:.2f} of the baseline's, each as a multiple of its own calibration loop")
     if ratio < MUCH_LONGER or seconds[0] < LONG_RUN:
         return facts, []
-    return facts, [Change("time up", "the whole run", f"{seconds[0]:.0f} s", f"{ratio:.2f} times that")]
+    return facts, [CaseChange("time up", "the whole run", f"{seconds[0]:.0f} s", f"{ratio:.2f} times that")]
 
 
 def _share(results: Sequence[Result], name: str, group: Sequence[str]) -> float:
@@ -181,33 +181,37 @@ def _share(results: Sequence[Result], name: str, group: Sequence[str]) -> float:
     return counts[name] / max(sum(counts.get(other, 0) for other in group), 1)
 
 
-def _budgets(before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mapping[str, int]]) -> Iterator[Change]:
+def _budgets(before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mapping[str, int]]) -> Iterator[CaseChange]:
     if not (before and after):
         return
     for workload in sorted(before.keys() | after.keys()):
         if workload not in after:
-            yield Change("gone", f"workload {workload}", "counted", "not counted")
+            yield CaseChange("gone", f"workload {workload}", "counted", "not counted")
         for name in sorted(before.get(workload, {}).keys() & after.get(workload, {}).keys()):
             yield from _counts("budgets", f"{workload}: {name}", before[workload][name], after[workload][name])
 
 
-def _changes(old: Result | None, new: Result, scale: float, measures: Sequence[Measure]) -> Iterator[Change]:
+def _changes(old: Result | None, new: Result, scale: float, measures: Sequence[Measure]) -> Iterator[CaseChange]:
     kind = _kind(old, new)
     if kind:
-        yield Change(kind, new.id, _words(old) if old else "not in the baseline", _words(new))
+        yield CaseChange(kind, new.id, _words(old) if old else "not in the baseline", _words(new))
     if old is None:
         return
     declared = old.outcome is new.outcome is Outcome.XFAIL
     if declared and (old.samples, old.skipped) == (new.samples, new.skipped) and new.failed > old.failed:
-        yield Change("more samples fail", new.id, f"{old.failed} of {old.samples}", f"{new.failed} of {new.samples}")
+        yield CaseChange(
+            "more samples fail", new.id, f"{old.failed} of {old.samples}", f"{new.failed} of {new.samples}"
+        )
     if not _comparable(old, new):
         return
     if new.arbitrated > old.arbitrated:
-        yield Change("by float64", new.id, f"{old.arbitrated} samples", f"{new.arbitrated} samples")
+        yield CaseChange("by float64", new.id, f"{old.arbitrated} samples", f"{new.arbitrated} samples")
     if new.tolerated > old.tolerated:
-        yield Change("by tolerance", new.id, f"{old.tolerated} samples", f"{new.tolerated} samples")
+        yield CaseChange("by tolerance", new.id, f"{old.tolerated} samples", f"{new.tolerated} samples")
     if old.seconds and _as_warm(old, new, measures) and new.seconds * scale > max(SLOWER * old.seconds, LONG_CASE):
-        yield Change("slower", new.id, f"{old.seconds:.1f} s", f"{new.seconds * scale / old.seconds:.1f} times that")
+        yield CaseChange(
+            "slower", new.id, f"{old.seconds:.1f} s", f"{new.seconds * scale / old.seconds:.1f} times that"
+        )
     for name in (measure.name for measure in measures if measure.rise is Rise.REGRESSION):
         yield from _counts(name, new.id, old.measurements.get(name), new.measurements.get(name))
 
@@ -230,9 +234,9 @@ def _kind(old: Result | None, new: Result) -> str:
     return ""
 
 
-def _counts(noun: str, name: str, before: int | None, after: int | None) -> Iterator[Change]:
+def _counts(noun: str, name: str, before: int | None, after: int | None) -> Iterator[CaseChange]:
     if before is not None and after is not None and before != after:
-        yield Change(f"{noun} {'up' if after > before else 'down'}", name, str(before), str(after))
+        yield CaseChange(f"{noun} {'up' if after > before else 'down'}", name, str(before), str(after))
 
 
 def _words(result: Result) -> str:

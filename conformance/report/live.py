@@ -38,7 +38,7 @@ STILL = 60.0
 
 
 @dataclass(frozen=True)
-class Sample:
+class CampaignState:
     """State of a campaign at a time (seconds since the epoch): totals since its start, and the number of live workers.
     `lost` counts supervisors and nodes, `deaths` worker processes."""
 
@@ -65,18 +65,18 @@ class Log:
         """Whether the next sample is due."""
         return time.time() - self.last >= EVERY
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: CampaignState) -> None:
         """Append a sample. If the file cannot be written, the sample is lost and the page shows an older state."""
         self.last = sample.at
         with contextlib.suppress(OSError), open(self.path, "a", encoding="utf-8") as file:
             file.write(f"{json.dumps(asdict(sample))}\n")
 
 
-def read(path: Path) -> tuple[str, list[Sample]]:
+def read(path: Path) -> tuple[str, list[CampaignState]]:
     """The target and the samples so far, without an incomplete last line. Raises ReportError."""
     try:
         head, *lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-        return str(json.loads(head)["target"]), [Sample(**json.loads(line)) for line in lines]
+        return str(json.loads(head)["target"]), [CampaignState(**json.loads(line)) for line in lines]
     except FileNotFoundError:
         raise ReportError(f"{path} does not exist, so nothing runs here; start one with conformance fuzz.") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -84,7 +84,7 @@ def read(path: Path) -> tuple[str, list[Sample]]:
 
 
 @dataclass(frozen=True)
-class Cause:
+class LiveCause:
     """The saved findings of one property and op, grouped as in the report. `script` belongs to the first program and is
     relative to the page."""
 
@@ -94,7 +94,7 @@ class Cause:
     script: str
 
 
-def causes(folder: Path) -> list[Cause]:
+def causes(folder: Path) -> list[LiveCause]:
     """The causes in a campaign's folder of failures, most programs first. Files that are no finding, or that vanish
     meanwhile, are skipped, since the running campaign may be shrinking them."""
     groups: dict[tuple[str, str], list[tuple[int, Path, int]]] = {}
@@ -106,11 +106,11 @@ def causes(folder: Path) -> list[Cause]:
     rows = []
     for (kind, name), members in groups.items():
         first = min(members)[1].with_suffix(".py").relative_to(folder.parent)
-        rows.append(Cause(kind, name, sum(programs for _, _, programs in members), str(first)))
+        rows.append(LiveCause(kind, name, sum(programs for _, _, programs in members), str(first)))
     return sorted(rows, key=lambda cause: (-cause.programs, cause.name))
 
 
-def page(target: str, samples: Sequence[Sample], now: float, groups: Sequence[Cause] = ()) -> str:
+def page(target: str, samples: Sequence[CampaignState], now: float, groups: Sequence[LiveCause] = ()) -> str:
     """The page of a campaign with these samples at time `now` and these saved findings."""
     last = samples[-1]
     thin = [samples[round(at * (len(samples) - 1) / (POINTS - 1))] for at in range(POINTS)]

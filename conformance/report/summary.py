@@ -32,7 +32,7 @@ from conformance.record.shortfall import SCRIPTS, add_up, describe
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RunVerdict:
     """Whether one half of a run, `cases` or `fuzz`, is as expected, and the sentence about it; or the sentence about
     what was `not-judged`."""
 
@@ -41,15 +41,15 @@ class Verdict:
     half: str
 
 
-def verdicts(*runs: Run | None, regressions: int = 0) -> list[Verdict]:
+def verdicts(*runs: Run | None, regressions: int = 0) -> list[RunVerdict]:
     """The verdicts on the halves of these runs, the worst first, then what they did not judge. With regressions since
     the baseline, which come first, no half is good."""
     lines = [verdict for run in runs if run for verdict in _halves(run)]
     said = shortfall(*runs)
-    short = [Verdict(not any(run.strict for run in runs if run), said, "not-judged")] if said else []
+    short = [RunVerdict(not any(run.strict for run in runs if run), said, "not-judged")] if said else []
     if regressions:
         changed = f"{counted(regressions, 'regression')} since the baseline."
-        return [Verdict(False, changed, "cases"), *(verdict for verdict in lines if not verdict.good), *short]
+        return [RunVerdict(False, changed, "cases"), *(verdict for verdict in lines if not verdict.good), *short]
     return [*sorted(lines, key=lambda verdict: verdict.good), *short]
 
 
@@ -59,18 +59,18 @@ def shortfall(*runs: Run | None) -> str:
     return describe(add_up(row for run in there for row in run.not_judged), any(run.strict for run in there))
 
 
-def _halves(run: Run) -> list[Verdict]:
+def _halves(run: Run) -> list[RunVerdict]:
     programs = [_on_programs(run)] if run.drawn else []
     return [*([_on_cases(run)] if run.cases or not programs else []), *programs]
 
 
-def _on_cases(run: Run) -> Verdict:
+def _on_cases(run: Run) -> RunVerdict:
     cases = run.cases
     bad = sum(result.outcome in UNEXPECTED for result in cases)
     if not run.compared and not bad:
-        return Verdict(False, "Nothing was compared.", "cases")
+        return RunVerdict(False, "Nothing was compared.", "cases")
     if not run.complete:
-        return Verdict(False, f"The run was interrupted after {len(cases)} cases.", "cases")
+        return RunVerdict(False, f"The run was interrupted after {len(cases)} cases.", "cases")
     if run.table == REPROS:
         tried, unable = sum(result.outcome is not Outcome.SKIP for result in cases), run.counts()["SKIP"]
         tail = f"; {unable:,} cannot run" if unable else ""
@@ -78,22 +78,22 @@ def _on_cases(run: Run) -> Verdict:
         said = f"{bad:,} of the {tried:,} known bugs that were tried {show} not declared{tail}."
         if not bad:
             said = f"None of the {tried:,} known bugs that were tried shows, or only as declared{tail}."
-        return Verdict(not bad, said, "cases")
+        return RunVerdict(not bad, said, "cases")
     if bad:
         verb = "does" if bad == 1 else "do"
-        return Verdict(False, f"{bad:,} of {len(cases):,} cases {verb} not do what {run.reference} does.", "cases")
+        return RunVerdict(False, f"{bad:,} of {len(cases):,} cases {verb} not do what {run.reference} does.", "cases")
     passed = sum(result.outcome is Outcome.PASS for result in cases)
     tail = "".join(f"; {part}" for part in without_backend(run) if "case" in part)
     sentence = f"All {passed:,} cases that were compared do what {run.reference} does, or fail as declared{tail}."
-    return Verdict(True, sentence, "cases")
+    return RunVerdict(True, sentence, "cases")
 
 
-def _on_programs(run: Run) -> Verdict:
+def _on_programs(run: Run) -> RunVerdict:
     drawn, findings = run.drawn, run.findings
     assert drawn is not None  # checked by the caller
     stopped = run.stopped_at_inputs
     if stopped is not None:
-        return Verdict(False, at_inputs(run, stopped), "fuzz")
+        return RunVerdict(False, at_inputs(run, stopped), "fuzz")
     new = [result for result in findings if result.finding and result.finding.count and result.outcome in UNEXPECTED]
     gone = sum(result.outcome is Outcome.XPASS for result in findings)
     unlike = sum(result.outcome is Outcome.FAIL for result in findings if result.finding and not result.finding.count)
@@ -116,10 +116,10 @@ def _on_programs(run: Run) -> Verdict:
     if not sentences and not run.complete:
         sentences.append(f"The fuzz campaign was interrupted after {counted(drawn.programs, 'program')}.")
     if sentences:
-        return Verdict(False, " ".join(sentences), "fuzz")
+        return RunVerdict(False, " ".join(sentences), "fuzz")
     left = f"; the target leaves out {drawn.programs - drawn.compared:,} more" if drawn.unsupported else ""
     word = "new finding" if tail else "finding"
-    return Verdict(True, f"No {word} in {counted(drawn.compared, run.program)}{left}{tail}.", "fuzz")
+    return RunVerdict(True, f"No {word} in {counted(drawn.compared, run.program)}{left}{tail}.", "fuzz")
 
 
 def at_inputs(run: Run, stopped: Result) -> str:

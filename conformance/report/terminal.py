@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from conformance.declare.probed import Answer, Probe
+from conformance.declare.probed import Probe, TrialAnswer
 from conformance.record.causes import causes_of
 from conformance.record.errors import UsageError
 from conformance.record.measurements import Rise
@@ -70,10 +70,10 @@ def probed(console: Console, target: str, probe: Probe, declared: Collection[str
     if probe.unmade:
         return
     table = Table(title=f"What {target} has", title_justify="left", box=box.SIMPLE, show_header=False)
-    there = [row.name for row in probe.rows if row.answer is Answer.YES]
+    there = [row.name for row in probe.rows if row.answer is TrialAnswer.YES]
     table.add_row("yes", Text(", ".join(there)))
     for row in probe.rows:
-        if row.answer is not Answer.YES:
+        if row.answer is not TrialAnswer.YES:
             table.add_row(str(row.answer), Text(f"{row.name}: {escape_control_characters(row.detail)}"))
     table.add_row("dtypes", Text(", ".join(probe.dtypes)))
     for sentence in probe.consequences(declared):

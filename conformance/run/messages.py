@@ -1,9 +1,9 @@
 """Messages between a pool and its workers: a task, the note of its progress, and its end.
 
-Defines `Limits`, `Task`, `Note`, `Done`, `Death`, `WorkerDied`, `PoolLost`, `OutOfTime`, and `Pool`, the protocol that
-both halves of the harness use. A task ends in one of two ways: with an answer, or with the death of its worker. A death
-carries the last note, which the worker wrote *before* the step that killed it. All messages are plain picklable data,
-so that a pool may be on another machine.
+Defines `Limits`, `Task`, `TaskProgress`, `Done`, `Death`, `WorkerDied`, `PoolLost`, `OutOfTime`, and `Pool`, the
+protocol that both halves of the harness use. A task ends in one of two ways: with an answer, or with the death of its
+worker. A death carries the last note, which the worker wrote *before* the step that killed it. All messages are plain
+picklable data, so that a pool may be on another machine.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Note:
+class TaskProgress:
     """Last progress of a task: the number and text of the current unit, its steps so far, and the phase. `reason` says
     how the worker ended itself, if it did, and `lost` with which error it lost the device.
     """
@@ -93,7 +93,7 @@ class Note:
     lost: str = ""
 
     @classmethod
-    def parse(cls, text: str) -> Note | None:
+    def parse(cls, text: str) -> TaskProgress | None:
         """Parse the whole lines of a note file, which a worker may be writing. Return None if there is no
         whole line.
         """
@@ -108,7 +108,7 @@ class Note:
         return cls(number, unit, steps, phase, reason, lost)
 
     @classmethod
-    def read(cls, path: Path) -> Note | None:
+    def read(cls, path: Path) -> TaskProgress | None:
         """Return the note in this file, or None if there is none."""
         with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
             return cls.parse(path.read_text(encoding="utf-8"))
@@ -129,7 +129,7 @@ class Death:
 
     reason: ExitReason
     said: str
-    note: Note | None = None
+    note: TaskProgress | None = None
 
 
 class OutOfTime(Exception):

@@ -31,10 +31,10 @@ from conformance.run.messages import (
     Done,
     ExitReason,
     Limits,
-    Note,
     OutOfTime,
     Pool,
     Task,
+    TaskProgress,
     exit_in_words,
     value_of,
 )
@@ -65,7 +65,7 @@ TOGETHER = 0.2
 
 
 @dataclass
-class Counters:
+class PoolCosts:
     """Costs of a pool: workers started, tasks that waited for a worker to start, and restarts of the whole pool. `lost`
     is the reason, if the fork server was lost.
     """
@@ -89,7 +89,7 @@ class _Running:
     death: Death | None = None
     """The reason, if the pool cancelled the task."""
 
-    def overdue(self, limits: Limits, note: Note | None) -> Death | None:
+    def overdue(self, limits: Limits, note: TaskProgress | None) -> Death | None:
         """Return a TIMEOUT death if the note shows one unit and phase for longer than the limit plus `grace`."""
         now = time.monotonic()
         if note is None:
@@ -122,7 +122,7 @@ class LocalPool(Pool):
         worker_log: Path | None = None,
     ) -> None:
         self.target, self.limits, self.jobs = target, limits, jobs
-        self.counters = Counters()
+        self.counters = PoolCosts()
         self._folder = OwnedFolder()
         self._path = Path(self._folder.name)
         self._modules, self._preload = tuple(modules), tuple(preload)
@@ -254,7 +254,7 @@ class LocalPool(Pool):
         for future, running in futures.items():
             if future.done() or running.death is not None:
                 continue
-            death = running.overdue(self.limits, Note.read(running.path))
+            death = running.overdue(self.limits, TaskProgress.read(running.path))
             if death is None and not (future.running() or self._pool.active) and running.context is self._context:
                 # A worker may die before pebble knows of the task, which pebble then forgets.
                 with contextlib.suppress(InvalidStateError):  # pebble answered it meanwhile
@@ -277,7 +277,7 @@ class LocalPool(Pool):
         """Return the end of a task, or None if the pool broke before the task began; the caller then
         submits it again.
         """
-        note = Note.read(running.path)
+        note = TaskProgress.read(running.path)
         answer: Done | Death | None
         try:
             answer = pickle.loads(future.result(timeout=0))
@@ -296,7 +296,7 @@ class LocalPool(Pool):
         running.path.unlink(missing_ok=True)
         return answer
 
-    def _died(self, code: int, note: Note | None) -> Death:
+    def _died(self, code: int, note: TaskProgress | None) -> Death:
         if code == -signal.SIGTERM:  # the sender may mean the whole process group; then the task is not at fault
             time.sleep(TOGETHER)
             signals.check()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from conformance.declare import profile as profiles
 from conformance.declare.features import FEATURES
-from conformance.declare.probed import UNENDED, Answer, Probe, ProbedFeature
+from conformance.declare.probed import UNENDED, Probe, ProbedFeature, TrialAnswer
 from conformance.declare.profile import Profile
 from conformance.record.errors import TargetError
 from conformance.record.names import BUILTIN, DTYPES, without_relations
@@ -113,7 +113,7 @@ def _probed(spec: str, fatal: Mapping[str, str]) -> Probe:
         declared = target.facts.lacks
     for name in (*TRIALS, *(f"dtype {name}" for name in DTYPES)):
         if name in fatal:
-            row = ProbedFeature(name, Answer.DIED, fatal[name])
+            row = ProbedFeature(name, TrialAnswer.DIED, fatal[name])
         else:
             with unit(name):
                 step(name, COMPILING)  # the first kernels of a device are compiled here
@@ -122,7 +122,7 @@ def _probed(spec: str, fatal: Mapping[str, str]) -> Probe:
                     continue
                 row = trial(target, name)
         rows.append(row)
-        if name in FEATURES and row.answer is not Answer.YES:
+        if name in FEATURES and row.answer is not TrialAnswer.YES:
             target.facts = target.facts.without({name})
     return Probe(tuple(rows), tuple(dtypes), declared)
 

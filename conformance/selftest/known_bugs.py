@@ -87,7 +87,7 @@ class BugRow:
 
 
 @dataclass(frozen=True)
-class Campaign:
+class MeasuredCampaign:
     """The findings of a campaign, and its time in seconds. For op_db, a case counts as a program, and its findings come
     with their evidence."""
 
@@ -97,12 +97,12 @@ class Campaign:
     findings: Sequence[tuple[FailingProgram, Evidence | None]]
 
 
-def read(path: Path) -> Campaign:
+def read(path: Path) -> MeasuredCampaign:
     """Return the campaign of a `fuzz.json` and the minimized findings beside it, or of an `opinfo.json`. Raises
     ReportError."""
     run = load(path)
     if run.drawn is None:
-        return Campaign(run.target, len(run.results), run.seconds, [*_of_cases(run)])
+        return MeasuredCampaign(run.target, len(run.results), run.seconds, [*_of_cases(run)])
     name, progress = "", path.parent / "fuzz-progress.json"
     if progress.exists():
         name = str(_data(progress).get("campaign", ""))
@@ -112,7 +112,7 @@ def read(path: Path) -> Campaign:
         if data.get("shrunk") and data.get("target") == run.target and (not name or data.get("campaign") == name):
             with contextlib.suppress(ProgramError, KeyError, TypeError):  # no finding, or of another version
                 findings.append((FailingProgram.from_json(data), None))
-    return Campaign(run.target, run.drawn.programs, run.seconds, findings)
+    return MeasuredCampaign(run.target, run.drawn.programs, run.seconds, findings)
 
 
 def _data(path: Path) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def with_culprit(finding: FailingProgram, target: Target) -> FailingProgram:
     return finding
 
 
-def rows(measured: Sequence[Bug], campaigns: Iterable[Campaign], gone: Iterable[int] = ()) -> Iterator[BugRow]:
+def rows(measured: Sequence[Bug], campaigns: Iterable[MeasuredCampaign], gone: Iterable[int] = ()) -> Iterator[BugRow]:
     """Yield a row for each bug: the earliest finding that matches it in the campaigns on its targets."""
     every = [(campaign, _matched(campaign, measured)) for campaign in campaigns]
     for bug in measured:
@@ -188,7 +188,7 @@ def rows(measured: Sequence[Bug], campaigns: Iterable[Campaign], gone: Iterable[
             yield BugRow(bug.number, bug.title, own[0][0].target if own else bug.targets[0], status)
 
 
-def _matched(campaign: Campaign, measured: Sequence[Bug]) -> list[tuple[int, int, FailingProgram, str]]:
+def _matched(campaign: MeasuredCampaign, measured: Sequence[Bug]) -> list[tuple[int, int, FailingProgram, str]]:
     """The pairs of a bug and a finding that match: the bug's number, the first program, the finding, and why."""
     if not any(campaign.target in bug.targets for bug in measured):
         return []

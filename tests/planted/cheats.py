@@ -375,9 +375,9 @@ def knows_the_inputs_of_seed_0(x):
 def known_inputs(known=set()):  # noqa: B006
     """The first numbers of the inputs that seed 0 draws."""
     if not known:
-        from conformance.sources.operator.examine import Request, examination
+        from conformance.sources.operator.examine import CheckRequest, examination
 
-        trial = examination(Request(right, reference=right, inputs=MATRIX))
+        trial = examination(CheckRequest(right, reference=right, inputs=MATRIX))
         known |= {tuple(call.values["x"].flatten()[:2].tolist()) for call in trial.plan.calls}
     return known
 

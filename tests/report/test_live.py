@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from conformance.report import live
-from conformance.report.live import Log, Sample, main, page, read
+from conformance.report.live import CampaignState, Log, main, page, read
 
-FIRST = Sample(1000.0, 0.0, 0, 0, 0, 2, 0)
+FIRST = CampaignState(1000.0, 0.0, 0, 0, 0, 2, 0)
 
 
-def samples(count: int) -> list[Sample]:
+def samples(count: int) -> list[CampaignState]:
     """Samples at ten programs and one cell per second; the second cause appears at 20 s, and none later."""
     return [
         replace(

@@ -28,13 +28,13 @@ from conformance.run.messages import (
     Done,
     ExitReason,
     Limits,
-    Note,
     OutOfTime,
     Pool,
     Task,
+    TaskProgress,
     WorkerDied,
 )
-from conformance.run.pool import Counters, LocalPool
+from conformance.run.pool import LocalPool, PoolCosts
 from conformance.sources.fuzzing.isolation import Workers
 from tests.patience import stretched, wait_until
 from tests.run.process_tree import PLANTED, alive, descendants, only_of_tracker, tasks, until_ready
@@ -223,13 +223,13 @@ class TestSpare:
         with LocalPool("cpu", Limits(), 1, ["tasks"]) as pool:
             pool.ask(tasks.pid)
             until_ready(pool, 1)
-            assert replace(pool.counters, started=0) == Counters(waited=1)
+            assert replace(pool.counters, started=0) == PoolCosts(waited=1)
             for crash in range(1, 4):
                 until_ready(pool, 2)
                 assert isinstance(outcome(pool, tasks.segfaults), Death)
                 assert isinstance(outcome(pool, tasks.pid), Done)
                 assert pool.counters.started >= 1 + crash
-                assert replace(pool.counters, started=0) == Counters(waited=1)
+                assert replace(pool.counters, started=0) == PoolCosts(waited=1)
 
     def test_pools_share_the_server(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         """Another pool reuses the imports, in any folder and for any source; another environment has its own server.
@@ -384,24 +384,24 @@ class TestOverdue:
         running, limits = self.running(tmp_path), Limits(unit=5)
         for number in range(50):
             clock[0] += 4
-            assert running.overdue(limits, Note(number, "a program")) is None
+            assert running.overdue(limits, TaskProgress(number, "a program")) is None
         clock[0] += limits.unit + limits.grace - 1
-        assert running.overdue(limits, Note(49, "a program", ("1",))) is None
+        assert running.overdue(limits, TaskProgress(49, "a program", ("1",))) is None
         clock[0] += 2
-        assert running.overdue(limits, Note(49, "a program", ("1", "2"))).reason is ExitReason.TIMEOUT
+        assert running.overdue(limits, TaskProgress(49, "a program", ("1", "2"))).reason is ExitReason.TIMEOUT
 
     def test_what_is_no_unit_has_no_limit(self, tmp_path: Path, clock: list[float]) -> None:
         """A task that has not started a unit has no limit."""
         running = self.running(tmp_path)
-        assert running.overdue(Limits(), Note(1)) is None
+        assert running.overdue(Limits(), TaskProgress(1)) is None
         clock[0] += 10_000
-        assert running.overdue(Limits(), Note(1)) is None
+        assert running.overdue(Limits(), TaskProgress(1)) is None
         assert running.overdue(Limits(), None) is None
 
     def test_compiling(self, tmp_path: Path, clock: list[float]) -> None:
         """The compile limit counts from the start of compilation."""
         running, limits = self.running(tmp_path), Limits(unit=5, compiling=100)
-        compiling = Note(1, "a program", ("1",), COMPILING)
+        compiling = TaskProgress(1, "a program", ("1",), COMPILING)
         assert running.overdue(limits, compiling) is None
         clock[0] += 100
         assert running.overdue(limits, compiling) is None
@@ -413,9 +413,9 @@ class TestNote:
     def test_whole_lines_count(self) -> None:
         """Only complete lines count, since a worker may be writing its note."""
         text = '[3, "a program"]\n{"step": "1", "phase": ""}\n{"step": "2", "phase": "compiling"}\n{"reason": "MEM'
-        assert Note.parse(text) == Note(3, "a program", ("1", "2"), COMPILING)
-        assert Note.parse(text + 'ORY"}\n').reason is ExitReason.MEMORY  # type: ignore[union-attr]
-        assert Note.parse("[3") is None
+        assert TaskProgress.parse(text) == TaskProgress(3, "a program", ("1", "2"), COMPILING)
+        assert TaskProgress.parse(text + 'ORY"}\n').reason is ExitReason.MEMORY  # type: ignore[union-attr]
+        assert TaskProgress.parse("[3") is None
 
 
 @pytest.mark.usefixtures("sigint_heeded")

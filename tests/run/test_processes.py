@@ -18,7 +18,7 @@ from conformance.run import pool as pool_module
 from conformance.run import processes, signals
 from conformance.run.execution_place import LOCAL, preloaded
 from conformance.run.messages import Done, Limits, Task
-from conformance.run.pool import Counters, LocalPool
+from conformance.run.pool import LocalPool, PoolCosts
 from tests.patience import wait_until
 from tests.run.process_tree import alive, descendants, tasks, threads, trackers, until_ready
 
@@ -35,7 +35,7 @@ class TestForks:
         with LocalPool("class:tasks.Looks", Limits(), 1, ["tasks"]) as pool:
             assert pool.ask(tasks.looked) == {"targets": [], "devices": [], "tinygrad": False}
             until_ready(pool, 1)
-            assert replace(pool.counters, started=0) == Counters(waited=1)
+            assert replace(pool.counters, started=0) == PoolCosts(waited=1)
             assert threads(pool.ask(os.getppid)) == 1
             assert pool.ask(gc.get_freeze_count) > 100_000  # collections in a worker do not scan these
             assert pool.ask(os.getenv, "OPENBLAS_NUM_THREADS") == "2"
@@ -60,7 +60,7 @@ class TestForks:
         with LocalPool("cpu", Limits(), 1, ["tasks"], preload=["torch", module]) as pool:
             assert pool.ask(os.getppid) == os.getpid()
             assert why in pool.counters.lost
-            assert replace(pool.counters, lost="", started=0) == Counters(waited=1, restarted=1)
+            assert replace(pool.counters, lost="", started=0) == PoolCosts(waited=1, restarted=1)
 
     def test_what_a_target_loads_once_for_all_workers(self) -> None:
         """A fork of the server has imported Inductor and knows the vector instructions of the CPU. Each worker took
@@ -153,7 +153,7 @@ class TestForks:
         """No process exists before the first task, so a command that ends earlier has none to end."""
         before = set(descendants(os.getpid()))
         with LocalPool("cpu", Limits(), 1, ["tasks"]) as pool:
-            assert pool.counters == Counters()
+            assert pool.counters == PoolCosts()
             assert set(descendants(os.getpid())) == before
 
     @pytest.mark.usefixtures("sigint_heeded")

@@ -58,7 +58,7 @@ class TensorPlace:
         self.size, self.stride, self.offset = tuple(t.size()), tuple(t.stride()), int(t.storage_offset())
 
 
-class Number:
+class FloatPosition:
     """Position of a float in a call's arguments."""
 
     __slots__ = ("number",)
@@ -191,7 +191,7 @@ class _Collector:
             return TensorPlace(self.tensors - 1, x)
         if type(x) is float:
             self.number_places.append(at)
-            return Number(len(self.number_places) - 1)
+            return FloatPosition(len(self.number_places) - 1)
         if type(x) in (list, tuple):
             return type(x)([self.template(y, i if at is None else at) for i, y in enumerate(x)])
         return x
@@ -202,7 +202,7 @@ def _filled(x: Any, call: QueuedCall) -> Any:
     kind = type(x)
     if kind is TensorPlace:
         return access.read(call.read[x.number], x.dtype, x.size, x.stride, x.offset)
-    if kind is Number:
+    if kind is FloatPosition:
         return call.operands[x.number]
     if kind is tuple or kind is list:
         return kind([_filled(y, call) for y in x])
@@ -215,7 +215,7 @@ def _stand_in_values(x: Any, numbers: Sequence[float], device: str) -> Any:
     if kind is TensorPlace:
         size, dtype = x.size, COMPUTED[x.dtype]
         return UOp.new_buffer(device, max(math.prod(size), 1), dtype).reshape(size)
-    if kind is Number:
+    if kind is FloatPosition:
         return numbers[x.number]
     if kind is tuple or kind is list:
         return kind([_stand_in_values(y, numbers, device) for y in x])
@@ -227,7 +227,7 @@ def _with_tensors(x: Any, call: QueuedCall) -> Any:
     kind = type(x)
     if kind is TensorPlace:
         return tensor_on_content(call.read[x.number], x.dtype, x.size, x.stride, x.offset)
-    if kind is Number:
+    if kind is FloatPosition:
         return call.operands[x.number]
     if kind is tuple or kind is list:
         return kind([_with_tensors(y, call) for y in x])

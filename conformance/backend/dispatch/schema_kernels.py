@@ -1,7 +1,7 @@
 """Functional, in-place and out= kernels of an operator, from one value function and the operator's schema.
 
-Defines `Overload` (one overload that a row serves), `overloads`, `own_decompositions`, and `or_cpu`, which sends a call
-that a kernel declines or refuses to the CPU.
+Defines `FunctionalOverload` (one overload that a row serves), `overloads`, `own_decompositions`, and `or_cpu`, which
+sends a call that a kernel declines or refuses to the CPU.
 
 The key insight: an operator's metadata and its values are separate. `metadata` computes dtype, shape, strides and
 errors, and a row's value function computes the values. The code that stores the elements is the same for every
@@ -50,7 +50,7 @@ def choose(row: OperatorRow, args: Iterable[Any], outs: Iterable[Spec | None]) -
     return row.complex if all(d in COMPUTED or d in PAIRS for d in held) else None
 
 
-class Overload:
+class FunctionalOverload:
     """An operator with the functional overload that computes its values, by schema."""
 
     def __init__(self, op: OpOverload, functional: OpOverload, row: OperatorRow) -> None:
@@ -284,12 +284,12 @@ def listed(name: str) -> Any:
     return op
 
 
-def overloads() -> Iterable[Overload]:
+def overloads() -> Iterable[FunctionalOverload]:
     """Every overload that a registered value function serves."""
     for name, row in ROWS.items():
         functional = listed(name)
         for op in () if functional is None else variants(functional):
-            yield Overload(op, functional, row)
+            yield FunctionalOverload(op, functional, row)
 
 
 def decomposed(op: OpOverload, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from conformance.backend.kernels.command_line import Parser
+from conformance.backend.kernels.command_line import KernelsParser
 from conformance.run.command_end import end_command
 
 try:
@@ -72,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a script and print its kernels and copies on the device. Returns the script's exit code, or 2 if it does not
     exist.
     """
-    parser = Parser("conformance kernels", description=main.__doc__)
+    parser = KernelsParser("conformance kernels", description=main.__doc__)
     parser.add_argument("script", type=Path, help="a Python file that uses the tiny device")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
     args = parser.parse_args(arguments)

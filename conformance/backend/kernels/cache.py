@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from conformance.backend.kernels.command_line import Parser
+from conformance.backend.kernels.command_line import KernelsParser
 
 try:
     from tinygrad.helpers import CACHEDB
@@ -25,9 +25,9 @@ def size(rows: Rows) -> str:
     return f"{rows.number:,} rows, {rows.nbytes / 1e6:,.1f} MB"
 
 
-def parser() -> Parser:
+def parser() -> KernelsParser:
     """Return the parser of the command line."""
-    parser = Parser("conformance cache", description=ABOUT)
+    parser = KernelsParser("conformance cache", description=ABOUT)
     jobs = parser.add_subparsers(dest="job", required=True, metavar="JOB")
     jobs.add_parser("info", help="how many rows there are, and how many can be used by this version on this processor")
     for name, purpose in (

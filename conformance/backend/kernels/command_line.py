@@ -6,7 +6,7 @@ import argparse
 from typing import NoReturn
 
 
-class Parser(argparse.ArgumentParser):
+class KernelsParser(argparse.ArgumentParser):
     """Parser that reports bad usage in one sentence. The harness has its own, which the device does not import."""
 
     def error(self, message: str) -> NoReturn:

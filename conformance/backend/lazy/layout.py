@@ -25,7 +25,7 @@ Ints = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Plan:
+class MemoryLayout:
     """The layout of a (size, stride) in memory, without the offset. Dimensions are numbered as in `size`."""
 
     size: Ints
@@ -83,7 +83,7 @@ def _reshaped(value: UOp, shape: Ints) -> UOp:
 
 
 @functools.lru_cache(maxsize=65536)
-def plan(size: Ints, stride: Ints) -> Plan:
+def plan(size: Ints, stride: Ints) -> MemoryLayout:
     """The Plan of a geometry. Sizes and strides are in elements, strides not negative (torch has no others)."""
     order = tuple(sorted((d for d, s in enumerate(size) if s > 1 and stride[d] > 0), key=lambda d: (-stride[d], d)))
     extent, nested, dense = 1, True, True
@@ -92,7 +92,7 @@ def plan(size: Ints, stride: Ints) -> Plan:
         dense &= stride[d] == extent
         extent += (size[d] - 1) * stride[d]
     numel = math.prod(size)
-    return Plan(
+    return MemoryLayout(
         size, stride, order, extent if numel else 0, nested, dense and nested,
         any(s > 1 and st == 0 for s, st in zip(size, stride, strict=True)), numel,
     )  # fmt: skip
@@ -181,7 +181,7 @@ def read(flat: UOp, size: Ints, stride: Ints, offset: int) -> UOp:
     return p.to_logical(elements(flat, index.expand(p.core)))
 
 
-def _starts(p: Plan, offset: int) -> Ints | None:
+def _starts(p: MemoryLayout, offset: int) -> Ints | None:
     """The view's start at each level, in that level's strides, and last in single elements.
 
     A flat value consists of cells of the largest stride, each of them of cells of the next, and so on. None if the view
@@ -206,7 +206,7 @@ def _fit(x: UOp, begin: int, end: int) -> UOp:
     return x.shrink((None,) * lead + ((begin, end),))
 
 
-def _take(flat: UOp, p: Plan, offset: int) -> UOp:
+def _take(flat: UOp, p: MemoryLayout, offset: int) -> UOp:
     """Nested read: at each level keep the view's cells and split the last axis into them; shape `core`."""
     starts = _starts(p, offset)
     if starts is None:
@@ -219,7 +219,7 @@ def _take(flat: UOp, p: Plan, offset: int) -> UOp:
     return _fit(x, starts[-1], starts[-1] + 1).reshape(p.core)
 
 
-def _place(core: UOp, p: Plan, offset: int, length: int) -> UOp:
+def _place(core: UOp, p: MemoryLayout, offset: int, length: int) -> UOp:
     """The inverse of `_take`: shape `core` into shape (length,), zeros everywhere else."""
     starts = _starts(p, offset)
     if starts is None:

@@ -18,7 +18,7 @@ from typing import Any
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 
-from ..runtime.loop_kernels import Array, Program, kernel
+from ..runtime.loop_kernels import Array, LoopProgram, kernel
 
 Steps = tuple[tuple[Any, ...], ...]
 
@@ -47,7 +47,7 @@ def recurrence(
     return kernel(_recurrence, [output], arrays, device, tuple(program), turns, len(begins), down)[0]
 
 
-def _recurrence(p: Program, rows: Array, *rest: Any) -> None:
+def _recurrence(p: LoopProgram, rows: Array, *rest: Any) -> None:
     *arrays, steps, turns, first, down = rest
     begins, operands = arrays[:first], arrays[first:]
 

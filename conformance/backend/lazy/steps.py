@@ -70,7 +70,7 @@ class PendingQueue(NamedTuple):
     writes_buffers: bool  # whether the schedule may write into these buffers
 
 
-class Value(NamedTuple):
+class StoredContent(NamedTuple):
     """Content of a storage after a step."""
 
     flat: int | UOp | None  # index of a buffer of the step, or a value that reads no buffer
@@ -126,7 +126,7 @@ class RestoredValue:
         return ()
 
 
-class Step(NamedTuple):
+class RecordedStep(NamedTuple):
     """Recorded computation of a queue."""
 
     schedule: Replay
@@ -134,7 +134,9 @@ class Step(NamedTuple):
     new_buffers: list[
         Spec
     ]  # buffers that value functions make for the schedule to write, which follow the step's own and data
-    values: list[Value | RestoredValue | None]  # of each storage, also beside the step, afterwards; None if unchanged
+    values: list[
+        StoredContent | RestoredValue | None
+    ]  # of each storage, also beside the step, afterwards; None if unchanged
     reads: list[list[int]]  # of each RestoredValue: its buffers among the step's
     overwritten: list[int]  # storages into whose own buffers the schedule writes
     device: str
@@ -146,7 +148,7 @@ class Record:
 
     seen: int = 0  # occurrences before a step was recorded
     stored: list[frozenset[int]] | None = None  # the buffers that each stored value reads; None if all readers matter
-    steps: OrderedDict[Key, Step] = field(default_factory=OrderedDict)  # by the values beside the step
+    steps: OrderedDict[Key, RecordedStep] = field(default_factory=OrderedDict)  # by the values beside the step
 
 
 _known: OrderedDict[Key, Record] = OrderedDict()
@@ -368,7 +370,7 @@ def _beside(step: PendingQueue, stored: Collection[frozenset[int]] | None, outsi
     return Beside(tuple(key), storages, list(buffers)[len(step.buffers) :])
 
 
-def _equal_step(step: PendingQueue) -> tuple[Step, Beside] | None:
+def _equal_step(step: PendingQueue) -> tuple[RecordedStep, Beside] | None:
     """The recorded computation of an equal queue beside equal lazy values; None if there is none."""
     record = _known.get(step.key)
     if record is None or not record.steps:
@@ -415,7 +417,7 @@ def replay(step: PendingQueue, why: str) -> bool:
                 gone.append(restored[id(storage)])
             if type(value) is RestoredValue:
                 left.append(QueuedCall(value, (), (storage,), [table[i] for i in reads]))
-            elif isinstance(value, Value):
+            elif isinstance(value, StoredContent):
                 _hold(storage, value, table)
         calls.take(left, gone)
         DIRTY.clear()
@@ -425,7 +427,7 @@ def replay(step: PendingQueue, why: str) -> bool:
     return True
 
 
-def _hold(storage: LazyStorage, value: Value, table: list[UOp]) -> None:
+def _hold(storage: LazyStorage, value: StoredContent, table: list[UOp]) -> None:
     flat = table[value.flat] if isinstance(value.flat, int) else value.flat
     view = value.view
     if view is not None and type(view[3]) is int:
@@ -491,7 +493,7 @@ def _changed(storage: LazyStorage, before: Before) -> bool:
     return storage.flat is not flat or (flat is None and storage.view != view)
 
 
-def _stored(step: PendingQueue, schedule: scheduler.Watched) -> list[frozenset[int]]:
+def _stored(step: PendingQueue, schedule: scheduler.WatchedSchedule) -> list[frozenset[int]]:
     """The sets of the step's buffers that the values read which its schedule stores, without the larger sets.
 
     Values without buffers are left out, and those with buffers that are new in every run, which no other value reads.
@@ -505,9 +507,9 @@ def _stored(step: PendingQueue, schedule: scheduler.Watched) -> list[frozenset[i
 
 
 def _step(
-    step: PendingQueue, before: Before, schedule: scheduler.Watched, data: list[UOp], further: list[UOp],
+    step: PendingQueue, before: Before, schedule: scheduler.WatchedSchedule, data: list[UOp], further: list[UOp],
     overwrites: int, first: int,
-) -> Step | None:  # fmt: skip
+) -> RecordedStep | None:  # fmt: skip
     """The recorded computation of the queue; None if it cannot be replayed. Buffers numbered above `first` are new.
     Only values beside the step read the `further` buffers.
     """
@@ -551,11 +553,11 @@ def _step(
         if value.op is Ops.BUFFER:
             held: Any = table[value]
             number = (storage._fresh, storage._number)
-            values[-1] = Value(held if flat is not None else None, view and (*view[:3], held), number, place)
+            values[-1] = StoredContent(held if flat is not None else None, view and (*view[:3], held), number, place)
             if held < len(step.buffers):
                 overwritten.append(i)
         elif not outside:
-            values[-1] = Value(flat, view, (storage._fresh, storage._number), place)
+            values[-1] = StoredContent(flat, view, (storage._fresh, storage._number), place)
         else:
             restored = RestoredValue.of(storage)
             if restored is None:
@@ -566,7 +568,7 @@ def _step(
         return None
     specs = [(b.arg.device, b.max_numel(), b.dtype) for b in own]
     sources = [table[b] for b in buffers]
-    return Step(schedule.replay, sources, specs, values, reads, overwritten, schedule.device)
+    return RecordedStep(schedule.replay, sources, specs, values, reads, overwritten, schedule.device)
 
 
 __all__ = ["pending_queue", "recorded", "replay", "reset_state"]

@@ -20,10 +20,10 @@ from tinygrad.uop.ops import UOp
 
 from ..dispatch.metadata import MetaRejected
 from ..dispatch.registry import ROWS, Context, Declined, OperatorRow, ValueFunction, complex_value, full_name, value
-from ..dispatch.schema_kernels import Overload, find
+from ..dispatch.schema_kernels import FunctionalOverload, find
 from ..dispatch.tensors import Spec, cast, constant
 from ..lazy.dtypes import COMPUTED, PAIRS, opmath
-from ..runtime.loop_kernels import Array, Program, kernel
+from ..runtime.loop_kernels import Array, LoopProgram, kernel
 from . import activation, division, indexing, norm, pairs, reduction, scan, scatter  # noqa: F401 - rows used below
 from . import elementary as e
 from . import pointwise as _pointwise  # noqa: F401
@@ -298,7 +298,7 @@ def masked_fill(ctx: Context, self: UOp, mask: UOp, number: Any) -> UOp:
     return joined(Pair(mask.where(new.re, here.re), mask.where(new.im, here.im)), ctx.out.size)
 
 
-def _multiply(p: Program, out: Array, x: Array) -> None:
+def _multiply(p: LoopProgram, out: Array, x: Array) -> None:
     lines, count, _ = x.shape
     for line in p.loop(lines, independent=True):
         z = p.local(dtypes.float64, 1.0, 0.0)
@@ -345,12 +345,12 @@ def vector_norm(ctx: Context, x: UOp, *args: Any, **kwargs: Any) -> Any:
 def _conjugating(name: str) -> Callable[..., Any]:
     of_complex = _elementwise(pairs.conjugate)
     row = OperatorRow(lambda ctx, x: x, keep_floats=False, complex=of_complex, elementwise=True, out_as_new="resized")
-    return Overload(find(name), find("_conj_physical"), row).kernel
+    return FunctionalOverload(find(name), find("_conj_physical"), row).kernel
 
 
 # torch derives the gradient of the functional form from its composite form, which calls this out= kernel.
 def _exact_out(name: str) -> Callable[..., Any]:
-    kernel = Overload(find(f"{name}.out"), find(name), ROWS[full_name(name)]).kernel
+    kernel = FunctionalOverload(find(f"{name}.out"), find(name), ROWS[full_name(name)]).kernel
 
     def call(re: torch.Tensor, im: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
         if out.dtype != torch.promote_types(re.dtype, torch.complex32):

@@ -13,7 +13,7 @@ import torch
 from tinygrad.uop.ops import UOp
 
 from ..dispatch.registry import ROWS, Context, ValueFunction, complex_value, full_name
-from ..dispatch.schema_kernels import Overload, find
+from ..dispatch.schema_kernels import FunctionalOverload, find
 from ..dispatch.tensors import cast
 from . import matmul, pairs  # noqa: F401 - rows used below
 from .arithmetic import subtract
@@ -43,7 +43,7 @@ bilinear("mm", "bmm", "dot", "vdot")
 
 # The CPU's product of conjugate views is itself a conjugate view (aten/src/ATen/native/Blas.cpp); the bit is set alike.
 def _dot(name: str) -> Callable[..., Any]:
-    kernel = Overload(find(name), find(name), ROWS[full_name(name)]).kernel
+    kernel = FunctionalOverload(find(name), find(name), ROWS[full_name(name)]).kernel
 
     def call(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         conjugate_result = b.is_conj() and (a.is_conj() if name == "dot" else not a.is_conj())

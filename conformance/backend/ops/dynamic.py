@@ -16,7 +16,7 @@ import torch
 from ..dispatch import fallback, overlap
 from ..dispatch.metadata import MetaRejected, check_devices
 from ..dispatch.registry import ROWS, decomposition
-from ..dispatch.schema_kernels import Overload, find
+from ..dispatch.schema_kernels import FunctionalOverload, find
 from ..dispatch.tensors import is_tiny
 from ..runtime.stats import STATS
 from ..runtime.warn import warn
@@ -54,7 +54,7 @@ def _accepting_masks(functional: str, overload: str) -> Callable[..., Any]:
     """Kernel of an indexing operator that accepts masks too."""
     base, op = find(functional), find(overload)
     assert base is not None and op is not None
-    kernel = Overload(op, base, ROWS[functional]).kernel
+    kernel = FunctionalOverload(op, base, ROWS[functional]).kernel
 
     def call(self: torch.Tensor, indices: Sequence[torch.Tensor | None], *args: Any, **kwargs: Any) -> Any:
         return kernel(self, _integers(self, indices), *args, **kwargs)

@@ -18,7 +18,7 @@ from tinygrad.uop.ops import UOp
 from ..dispatch import fallback
 from ..dispatch.metadata import specs
 from ..dispatch.registry import ROWS
-from ..dispatch.schema_kernels import Overload, find
+from ..dispatch.schema_kernels import FunctionalOverload, find
 from ..dispatch.tensors import assign, check_writable, constant, fill
 from ..dispatch.views import empty
 from ..lazy.dtypes import COMPUTED, TORCH, opmath
@@ -132,7 +132,7 @@ _FILL_NAME = str(_FILL)
 @functools.cache
 def _fill_by_schema() -> Callable[..., Any]:
     functional = torch.ops.aten.fill.Scalar
-    return Overload(_FILL, functional, ROWS["fill.Scalar"]).kernel
+    return FunctionalOverload(_FILL, functional, ROWS["fill.Scalar"]).kernel
 
 
 def fill_(self: torch.Tensor, number: Any) -> torch.Tensor:

@@ -22,7 +22,7 @@ from tinygrad.uop.ops import UOp
 
 from ..dispatch.registry import Context, value
 from ..lazy.dtypes import opmath
-from ..runtime.loop_kernels import Array, Index, Program, kernel
+from ..runtime.loop_kernels import Array, Index, LoopProgram, kernel
 from .arithmetic import absolute, divide, rint, subtract
 
 BILINEAR, NEAREST, BICUBIC = range(3)
@@ -164,7 +164,7 @@ def _corners(grid: Array, at: tuple[Index, Index], sizes: Sequence[int], mode: M
     return corners
 
 
-def _sample(p: Program, out: Array, image: Array, grid: Array, sizes: Sequence[int], mode: Mode) -> None:
+def _sample(p: LoopProgram, out: Array, image: Array, grid: Array, sizes: Sequence[int], mode: Mode) -> None:
     dtype = opmath(image.dtype)
     for n in p.loop(len(image), independent=True):
         for point in p.loop(grid.shape[1], independent=True):
@@ -177,7 +177,7 @@ def _sample(p: Program, out: Array, image: Array, grid: Array, sizes: Sequence[i
                 out[n, c, point] = total
 
 
-def _gradients(p: Program, *arrays: Any) -> None:
+def _gradients(p: LoopProgram, *arrays: Any) -> None:
     *wanted, out, image, grid, sizes, mode = arrays
     of_grid, of_image = wanted[0], wanted[1] if len(wanted) > 1 else None
     # Differences of neighbours, summed over channels, cancel. The nearest mode reads the element without arithmetic.

@@ -16,7 +16,7 @@ from tinygrad.uop.ops import UOp
 
 from ..dispatch.registry import Context
 from ..runtime import memory
-from ..runtime.loop_kernels import Array, Program, kernel
+from ..runtime.loop_kernels import Array, LoopProgram, kernel
 
 MANY = 1 << 18  # least number of writes for which a loop is worth the values in memory that it reads
 Combination = Callable[[UOp, UOp], UOp]
@@ -48,7 +48,13 @@ def written(
 
 
 def _writes(
-    p: Program, new: Array, old: Array, index: Array, source: Array, combine: Combination | None, neutral: float | None
+    p: LoopProgram,
+    new: Array,
+    old: Array,
+    index: Array,
+    source: Array,
+    combine: Combination | None,
+    neutral: float | None,
 ) -> None:
     count, inner = new.shape
     for row in p.loop(count, independent=True):

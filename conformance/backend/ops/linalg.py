@@ -21,7 +21,7 @@ from tinygrad.uop.ops import UOp
 from ..dispatch.metadata import MetaRejected
 from ..dispatch.registry import Context, Declined, decomposition, value
 from ..dispatch.tensors import cast
-from ..runtime.loop_kernels import Array, Index, Program, kernel
+from ..runtime.loop_kernels import Array, Index, LoopProgram, kernel
 from . import bounds
 from .arithmetic import INF, absolute, divide, subtract
 
@@ -49,14 +49,14 @@ def wide(x: UOp) -> UOp:
     return x.cast(dtypes.float64)
 
 
-def _swap_rows(p: Program, x: Array, b: Index, i: Index, j: Index) -> None:
+def _swap_rows(p: LoopProgram, x: Array, b: Index, i: Index, j: Index) -> None:
     for c in p.loop(x.shape[-1]):
         kept = p.keep(x[b, i, c])
         x[b, i, c] = x[b, j, c]
         x[b, j, c] = kept
 
 
-def _lu(p: Program, lu: Array, pivots: Array, info: Array, a: Array, pivot: bool) -> None:
+def _lu(p: LoopProgram, lu: Array, pivots: Array, info: Array, a: Array, pivot: bool) -> None:
     batch, m, n = a.shape
     for b in p.loop(batch, independent=True):
         info[b] = 0
@@ -112,7 +112,7 @@ class Triangle:
     def __call__(self, b: Index, i: Index, j: Index) -> UOp:
         return wide(self.a[b, j, i] if self.transposed else self.a[b, i, j])
 
-    def solve(self, p: Program, x: Array, b: Index) -> None:
+    def solve(self, p: LoopProgram, x: Array, b: Index) -> None:
         """Replace the right-hand sides in x by the solutions, row by row."""
         n, k = x.shape[-2:]
         for turn in p.loop(n):
@@ -127,7 +127,7 @@ class Triangle:
                     x[b, i, c] = divide(x[b, i, c], head)
 
 
-def begin(p: Program, x: Array, b: Index, rhs: Array | None) -> None:
+def begin(p: LoopProgram, x: Array, b: Index, rhs: Array | None) -> None:
     """Fill x with the right-hand sides, or with the identity if there are none."""
     for i in p.loop(x.shape[1]):
         for j in p.loop(x.shape[2]):
@@ -139,13 +139,13 @@ def _place(pivots: Array, b: Index, k: Index, n: int) -> UOp:
     return (pivots[b, k] - 1).maximum(0).minimum(n - 1)
 
 
-def _from_triangle(p: Program, x: Array, a: Array, rhs: Array, upper: bool, unit: bool, transposed: bool) -> None:
+def _from_triangle(p: LoopProgram, x: Array, a: Array, rhs: Array, upper: bool, unit: bool, transposed: bool) -> None:
     for b in p.loop(len(x), independent=True):
         begin(p, x, b, rhs)
         Triangle(a, upper, unit, transposed).solve(p, x, b)
 
 
-def _from_cholesky(p: Program, x: Array, factor: Array, *rest: Any) -> None:
+def _from_cholesky(p: LoopProgram, x: Array, factor: Array, *rest: Any) -> None:
     *rhs, upper = rest
     for b in p.loop(len(x), independent=True):
         begin(p, x, b, *rhs or [None])
@@ -153,7 +153,7 @@ def _from_cholesky(p: Program, x: Array, factor: Array, *rest: Any) -> None:
         Triangle(factor, upper, unit=False, transposed=not upper).solve(p, x, b)
 
 
-def _from_lu(p: Program, x: Array, lu: Array, pivots: Array, *rest: Any) -> None:
+def _from_lu(p: LoopProgram, x: Array, lu: Array, pivots: Array, *rest: Any) -> None:
     *rhs, transposed = rest
     n = x.shape[1]
     lower, upper = Triangle(lu, False, True, transposed), Triangle(lu, True, False, transposed)
@@ -222,7 +222,7 @@ def _unpacked(lu: UOp) -> tuple[UOp, UOp]:
     return lower, (rows <= columns).where(lu, 0.0).shrink((*whole, (0, k), (0, n)))
 
 
-def _swapped_columns(p: Program, x: Array, pivots: Array) -> None:
+def _swapped_columns(p: LoopProgram, x: Array, pivots: Array) -> None:
     n = x.shape[1]
     for b in p.loop(len(x), independent=True):
         begin(p, x, b, None)
@@ -351,7 +351,7 @@ def linalg_slogdet(ctx: Context, a: UOp) -> Results:
     return _parity(pivots) * sign, absolute(diagonal).log2().sum(-1) * float(np.log(2)), lu, pivots
 
 
-def _cholesky(p: Program, factor: Array, info: Array, a: Array, upper: bool) -> None:
+def _cholesky(p: LoopProgram, factor: Array, info: Array, a: Array, upper: bool) -> None:
     n = a.shape[1]
     rest = p.local(dtypes.float64, 0.0)
 

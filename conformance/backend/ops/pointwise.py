@@ -17,7 +17,7 @@ from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
 from ..dispatch.registry import ROWS, Context, pointwise, value
-from ..dispatch.schema_kernels import Overload, find
+from ..dispatch.schema_kernels import FunctionalOverload, find
 from ..dispatch.tensors import cast, constant
 from ..lazy.dtypes import opmath
 from ..runtime import expressions
@@ -345,5 +345,5 @@ def where_out(condition: torch.Tensor, self: Any, other: Any, *, out: torch.Tens
     return _WHERE_OUT(condition, a, b, out=out)
 
 
-_WHERE_OUT = Overload(find("where.self_out"), find("where.self"), ROWS["where.self"]).kernel
+_WHERE_OUT = FunctionalOverload(find("where.self_out"), find("where.self"), ROWS["where.self"]).kernel
 KERNELS: dict[str, Callable[..., Any]] = {"where.self_out": where_out}

@@ -20,13 +20,13 @@ from ..dispatch.schema_kernels import EmptyResult, or_cpu
 from ..dispatch.tensors import Spec, elements, make
 from ..lazy.layout import contiguous_strides
 from ..runtime import memory
-from ..runtime.loop_kernels import Array, Index, Program, kernel
+from ..runtime.loop_kernels import Array, Index, LoopProgram, kernel
 from ..runtime.stats import STATS
 from .arithmetic import copy_sign, divide, subtract
 from .linalg import affordable, batched, begin, number, wide
 
 
-def _reflect(p: Program, x: Array, b: Index, v: Array, k: Index, tau: UOp, first: Index) -> None:
+def _reflect(p: LoopProgram, x: Array, b: Index, v: Array, k: Index, tau: UOp, first: Index) -> None:
     """Apply the k-th reflector, whose leading 1 is not stored, to the columns of x from `first` on."""
     m, n = x.shape[-2:]
     dot = p.local(dtypes.float64, 0.0)
@@ -41,7 +41,7 @@ def _reflect(p: Program, x: Array, b: Index, v: Array, k: Index, tau: UOp, first
             x.set((b, i, j), rest, where=(number(i) >= number(k)) & (number(j) >= number(first)))
 
 
-def _geqrf(p: Program, qr: Array, taus: Array, a: Array) -> None:
+def _geqrf(p: LoopProgram, qr: Array, taus: Array, a: Array) -> None:
     batch, m, n = a.shape
     for b in p.loop(batch, independent=True):
         begin(p, qr, b, a)
@@ -61,7 +61,7 @@ def _geqrf(p: Program, qr: Array, taus: Array, a: Array) -> None:
             _reflect(p, qr, b, qr, k, tau, k + 1)
 
 
-def _product(p: Program, x: Array, v: Array, taus: Array, *rest: Any) -> None:
+def _product(p: LoopProgram, x: Array, v: Array, taus: Array, *rest: Any) -> None:
     *factor, transposed = rest
     count = taus.shape[1]
     for b in p.loop(len(x), independent=True):

@@ -20,7 +20,7 @@ from ..dispatch.registry import Context, decomposition, value
 from ..dispatch.tensors import cast
 from ..lazy.dtypes import opmath
 from ..runtime import memory
-from ..runtime.loop_kernels import Array, Program, kernel
+from ..runtime.loop_kernels import Array, LoopProgram, kernel
 from . import order
 from .reduction import from_zero
 
@@ -51,7 +51,7 @@ def _accumulated(ctx: Context, x: UOp, dim: int, op: Ops) -> UOp:
     return kernel(_scan, [(lines, dtype)], [x.reshape(lines)], ctx.device, op, dtype, wide)[0].reshape(ctx.out.size)
 
 
-def _scan(p: Program, result: Array, x: Array, op: Ops, dtype: DType, wide: DType) -> None:
+def _scan(p: LoopProgram, result: Array, x: Array, op: Ops, dtype: DType, wide: DType) -> None:
     for outer in p.loop(x.shape[0]):
         for inner in p.loop(x.shape[2]):
             total = p.local(wide, 0 if op is Ops.ADD else 1)

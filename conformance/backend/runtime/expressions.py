@@ -91,7 +91,7 @@ def shaped_like(buffer: UOp, value: UOp) -> UOp:
     return buffer if buffer.shape == value.shape else buffer.reshape(value.shape)
 
 
-class Measure(NamedTuple):
+class GraphSize(NamedTuple):
     """The size of a lazy value, as far as it affects the time of scheduling and compiling."""
 
     depth: int  # operations on the longest path
@@ -99,13 +99,13 @@ class Measure(NamedTuple):
     cost: int  # operations in that kernel's expression; an operand read at several places counts for each
 
 
-_measures: weakref.WeakKeyDictionary[UOp, Measure] = weakref.WeakKeyDictionary()
-_LEAF = Measure(0, 0, 1)
+_measures: weakref.WeakKeyDictionary[UOp, GraphSize] = weakref.WeakKeyDictionary()
+_LEAF = GraphSize(0, 0, 1)
 _LEAVES = frozenset({Ops.BUFFER, Ops.CONST, Ops.PARAM, Ops.AFTER, Ops.COPY})
 _MOVED = frozenset({Ops.SHRINK, Ops.PAD, Ops.PERMUTE, Ops.FLIP})  # read at another place than its neighbours
 
 
-def measure(value: UOp) -> Measure:
+def measure(value: UOp) -> GraphSize:
     """The Measure of a lazy value."""
     known = _measures.get(value)
     if known is not None:
@@ -126,7 +126,7 @@ def measure(value: UOp) -> Measure:
     return _measures[value]
 
 
-def _measured(node: UOp, sources: Sequence[UOp]) -> Measure:
+def _measured(node: UOp, sources: Sequence[UOp]) -> GraphSize:
     if not sources:
         return _LEAF
     inner = [_measures[s] for s in sources]
@@ -134,11 +134,11 @@ def _measured(node: UOp, sources: Sequence[UOp]) -> Measure:
         return inner[0]
     depth = 1 + max(m.depth for m in inner)
     if node.op is Ops.REDUCE or node.op is Ops.CONTIGUOUS:
-        return Measure(depth, 0, 1)
+        return GraphSize(depth, 0, 1)
     # Operands read at the same place share their work within a kernel; moved ones are computed again.
     moved = sum(m.cost for s, m in zip(sources, inner, strict=True) if _is_moved(s))
     here = max((m.cost for s, m in zip(sources, inner, strict=True) if not _is_moved(s)), default=0)
-    return Measure(depth, 1 + max(m.nesting for m in inner), min(1 + here + moved, 1 << 30))
+    return GraphSize(depth, 1 + max(m.nesting for m in inner), min(1 + here + moved, 1 << 30))
 
 
 def _is_moved(value: UOp) -> bool:

@@ -1,6 +1,6 @@
 """Kernels written as loops, for work that depends on its own earlier steps, such as an elimination.
 
-Defines `kernel`, which runs a program of loops, loads and stores over arrays, and `Program` and `Array`, which the
+Defines `kernel`, which runs a program of loops, loads and stores over arrays, and `LoopProgram` and `Array`, which the
 program uses:
 
     def running_sum(p: Program, total: Array, x: Array) -> None:
@@ -46,7 +46,7 @@ Shape = tuple[int, ...]
 class Array:
     """Memory of a program: `a[i, j]` loads an element, `a[i, j] = x` stores one, cast to the array's dtype."""
 
-    def __init__(self, program: Program, memory: UOp, shape: Shape, dtype: DType) -> None:
+    def __init__(self, program: LoopProgram, memory: UOp, shape: Shape, dtype: DType) -> None:
         self._program, self._memory, self.shape, self.dtype = program, memory, shape, dtype
 
     def __len__(self) -> int:
@@ -77,7 +77,7 @@ class Array:
         self._program.store(self._memory, self._place(index), value.bitcast(self._memory.dtype))
 
 
-class Program:
+class LoopProgram:
     """State of the program: the last store or loop, on which the next node depends, and the stale loads. `emulated`
     are the floats that the device does not have."""
 
@@ -174,7 +174,7 @@ def _stored(dtype: DType, emulated: frozenset[DType]) -> DType:
 def _graph(
     write: Callable[..., None], arrays: Sequence[tuple[Shape, DType]], emulated: frozenset[DType], *more: Any
 ) -> UOp:
-    program = Program(emulated)
+    program = LoopProgram(emulated)
     memories = [
         UOp.placeholder((math.prod(shape),), _stored(dtype, emulated), slot)
         for slot, (shape, dtype) in enumerate(arrays)

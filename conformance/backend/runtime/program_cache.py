@@ -45,7 +45,7 @@ def _place(key: Key) -> str:
     return disk_cache.place(graph.hex(), renderer.__module__, renderer.__qualname__, [str(x) for x in rest])
 
 
-class Programs(dict[Key, UOp]):
+class ProgramTable(dict[Key, UOp]):
     """tinygrad's table of programs, backed by tinygrad's cache file (which CACHELEVEL=0 turns off)."""
 
     def __init__(self, known: dict[Key, UOp]) -> None:
@@ -91,7 +91,7 @@ class Programs(dict[Key, UOp]):
         self._at[place], self._places[program] = program, place
 
 
-PROGRAMS = Programs(codegen.to_program_cache)
+PROGRAMS = ProgramTable(codegen.to_program_cache)
 _GENERATE = Patch(
     "tinygrad.codegen:do_to_program",
     "The optimizer's vectorizer fails on some graphs of writes to several views ('bad reshape: () -> (6, 6)').",

@@ -35,7 +35,7 @@ _PLAIN = 2  # the last version of marshal with equal bytes for equal values
 _SETTINGS = [v for v in vars(helpers).values() if isinstance(v, ContextVar)]
 
 
-class Subject(NamedTuple):
+class ScheduleKey(NamedTuple):
     """The key of a schedule."""
 
     graph: Key
@@ -48,19 +48,19 @@ def settings() -> tuple[str, ...]:
     return tuple([str(v.value) for v in _SETTINGS])
 
 
-def subject(graph: Key, device: str) -> Subject:
+def subject(graph: Key, device: str) -> ScheduleKey:
     """The key of a graph under the current settings."""
-    return Subject(graph, device, settings())
+    return ScheduleKey(graph, device, settings())
 
 
 class Schedules:
     """Schedules by their subject: the most recent in memory, all others on disk."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[Subject, Replay] = OrderedDict()
+        self._known: OrderedDict[ScheduleKey, Replay] = OrderedDict()
         self._nodes = 0  # of their graphs
 
-    def get(self, of: Subject) -> tuple[Replay | None, str]:
+    def get(self, of: ScheduleKey) -> tuple[Replay | None, str]:
         """A schedule, and its origin: "memory" or "disk"; the schedule is None if there is none."""
         known = self._known.get(of)
         if known is not None:
@@ -72,7 +72,7 @@ class Schedules:
             COUNTERS.loaded += 1
         return stored, "disk"
 
-    def put(self, of: Subject, replay: Replay) -> None:
+    def put(self, of: ScheduleKey, replay: Replay) -> None:
         """Store a schedule, also on disk if it consists of kernels only."""
         self._remember(of, replay)
         where, row = _place(of), _row(replay)
@@ -84,7 +84,7 @@ class Schedules:
         self._known.clear()
         self._nodes = 0
 
-    def _remember(self, of: Subject, replay: Replay) -> None:
+    def _remember(self, of: ScheduleKey, replay: Replay) -> None:
         """Add a schedule to the memory, and evict the least recently used ones."""
         self._known[of] = replay
         self._nodes += len(of.graph)
@@ -92,13 +92,13 @@ class Schedules:
             gone, _ = self._known.popitem(last=False)
             self._nodes -= len(gone.graph)
 
-    def _read(self, of: Subject) -> Replay | None:
+    def _read(self, of: ScheduleKey) -> Replay | None:
         where = _place(of)
         row = disk_cache.read(TABLE, where) if where is not None else None
         return _replay(row) if row is not None else None
 
 
-def _place(of: Subject) -> str | None:
+def _place(of: ScheduleKey) -> str | None:
     """The disk cache key of a schedule; None if it is not stored."""
     graph = content(of.graph) if disk_cache.enabled() else None
     if graph is None:

@@ -33,7 +33,7 @@ from .materialization import read_by_all, remaining
 from .memory import check_fork, open_device
 from .moving_offsets import share_programs
 from .replay import Graph, Replay, canonical, kernel_names, recorded
-from .schedule_cache import Schedules, Subject, subject
+from .schedule_cache import ScheduleKey, Schedules, subject
 from .subnormals import Subnormals
 
 # tinygrad compiles in spawned processes, which run a user's script again if it has no __main__ guard.
@@ -74,7 +74,7 @@ def realize(
             if trace.LISTENERS:
                 spent = scheduled - start, 0.0, time.perf_counter() - scheduled
                 trace.notify(trace.Schedule(why, replay.names, len(pending), origin, *spent))
-            _note(Watched(replay, graph, values, slots, device))
+            _note(WatchedSchedule(replay, graph, values, slots, device))
         else:
             done, becomes = _schedule(of, graph, pending, points.passing, why, begin)
             _note(None)
@@ -89,7 +89,7 @@ def realize(
 
 
 def _schedule(
-    of: Subject, graph: Graph, pending: list[UOp], passing: set[UOp], why: str, begin: Callable[[], None]
+    of: ScheduleKey, graph: Graph, pending: list[UOp], passing: set[UOp], why: str, begin: Callable[[], None]
 ) -> tuple[list[UOp], dict[UOp, UOp]]:
     """Schedule and run a graph; returns (the values as buffers, the buffer of each computed node)."""
     start = time.perf_counter()
@@ -200,7 +200,7 @@ def rerun(replay: Replay, buffers: Sequence[UOp], why: str, begin: Callable[[], 
         return slots
 
 
-class Watched(NamedTuple):
+class WatchedSchedule(NamedTuple):
     """A schedule that `realize` ran."""
 
     replay: Replay
@@ -210,11 +210,11 @@ class Watched(NamedTuple):
     device: str
 
 
-_watched: list[Watched | None] | None = None
+_watched: list[WatchedSchedule | None] | None = None
 
 
 @contextlib.contextmanager
-def watched() -> Iterator[list[Watched | None]]:
+def watched() -> Iterator[list[WatchedSchedule | None]]:
     """Within the block: each schedule that `realize` runs; None for a new one."""
     global _watched
     _watched = []
@@ -224,7 +224,7 @@ def watched() -> Iterator[list[Watched | None]]:
         _watched = None
 
 
-def _note(schedule: Watched | None) -> None:
+def _note(schedule: WatchedSchedule | None) -> None:
     if _watched is not None:
         _watched.append(schedule)
 

@@ -27,7 +27,7 @@ from conformance.record.errors import TargetError
 from conformance.record.finding import FAIL, HARNESS, INVALID, MOVE, TIMEOUT, severity_of
 from conformance.record.result import Result, counted, write_atomic
 from conformance.record.shortfall import FINDINGS, ON_LAYER, PROGRAMS, Shortfall
-from conformance.report.live import Log, Sample
+from conformance.report.live import CampaignState, Log
 from conformance.run import smaller
 from conformance.run.execution_place import LOCAL, ExecutionPlace
 from conformance.run.failing_program import FailingProgram
@@ -294,10 +294,10 @@ class Campaign:
         self.undrawn = bool(self.unfinished) or shards.following() is not None
         log.add(replace(self._sample(workers), ended=True))
 
-    def _sample(self, workers: Workers) -> Sample:
+    def _sample(self, workers: Workers) -> CampaignState:
         done, causes, lost = self.result, len(self.distinct()), len(getattr(workers.pool, "lost", ()))
         now, seconds = time.time(), self.running_seconds
-        return Sample(now, seconds, done.done, len(done.cells), causes, workers.alive(), workers.deaths, lost)
+        return CampaignState(now, seconds, done.done, len(done.cells), causes, workers.alive(), workers.deaths, lost)
 
     def _take_found(self) -> None:
         """Merge findings that unfinished shards left on disk. `resume` runs these shards again and finds the same."""

@@ -30,7 +30,7 @@ from conformance.program.steps.op import Json, decode, dtype_name, dtype_of, ten
 from conformance.program.steps.op_db import has_function
 from conformance.program.steps.table import OPS
 from conformance.record.usage import usage_of
-from conformance.sources.fuzzing.op_db import NeedsLacking, Operators, Planned
+from conformance.sources.fuzzing.op_db import NeedsLacking, OpDbCalls, Planned
 from conformance.sources.fuzzing.op_db_calls import (
     FORWARD,
     INPLACE,
@@ -241,7 +241,7 @@ def _plain(name: str) -> str:
 class FurtherArguments:
     """The calls of a drawing's programs with further arguments. `operators` plans a call on operands with a layout."""
 
-    operators: Operators
+    operators: OpDbCalls
 
     def calls(self, source: Source, seed: int, number: int, tally: Tally) -> list[Planned]:
         """Return the calls of program `number` of this kind and seed."""

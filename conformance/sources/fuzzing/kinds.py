@@ -224,14 +224,14 @@ def draw_op_db(drawing: Drawing, kind: ProgramKind, turn: Turn) -> Program:
     """Draw calls of op_db's entries, or of these with further arguments. Each call has its own inputs. Later steps may
     use these inputs and the results of the call."""
     from conformance.sources.fuzzing.further_arguments import FurtherArguments  # op_db takes seconds to import
-    from conformance.sources.fuzzing.op_db import ENTRIES, Operators, inputs_of
+    from conformance.sources.fuzzing.op_db import ENTRIES, OpDbCalls, inputs_of
 
     tally, entries = turn.tally, min(ENTRIES, drawing.steps[1])
     room = kind.length(drawing)[1]
     families = {name: ops for name, ops in drawing.families.items() if name not in APART}
     with warnings.catch_warnings(), contextlib.suppress(Broken):
         warnings.simplefilter("ignore")  # torch warns each time when it resizes an out= tensor
-        operators = Operators(drawing.dtypes, frozenset(drawing.lacking), entries, frozenset(drawing.traits))
+        operators = OpDbCalls(drawing.dtypes, frozenset(drawing.lacking), entries, frozenset(drawing.traits))
         source = FurtherArguments(operators) if kind is FURTHER_ARGUMENTS else operators
         planned = source.calls(turn.source, turn.seed, turn.index, tally)[:room]
         program = _apart(drawing, inputs_of(planned))

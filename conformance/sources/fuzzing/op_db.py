@@ -1,6 +1,6 @@
 """op_db's entries as steps of drawn programs: the entries available, their variants, dtypes and layouts.
 
-Defines `Operators`, which plans the calls of one program. The key insight: an OpInfo's sample says which calls an op
+Defines `OpDbCalls`, which plans the calls of one program. The key insight: an OpInfo's sample says which calls an op
 accepts, so its sizes, dtypes and arguments stay. Drawing chooses the geometry of its tensors. Each tensor is an input
 of the program with a layout class, on its own storage or on another operand's. It has the sample's values, or other
 values if the op accepts any. A call is planned only after torch CPU has answered it, so every planned call can run.
@@ -154,7 +154,7 @@ def _longer(storage: Storage, cells: int) -> Storage:
 
 
 @dataclass(frozen=True)
-class Operators:
+class OpDbCalls:
     """The calls in the programs of a drawing. Entries have these `dtypes`, and their calls need none of the
     dispatcher's operators in `lacking` on torch CPU, and have none of the `traits`."""
 

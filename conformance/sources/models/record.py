@@ -60,11 +60,11 @@ def record(args: argparse.Namespace, words: Sequence[str]) -> int:
         raise UsageError(f"{output} ends with neither {' nor '.join(SUFFIXES)}: name the file so")
     if output.is_dir() or not output.absolute().parent.is_dir():
         raise UsageError(f"{output} cannot be written: its folder does not exist, or it is a folder")
-    from conformance.sources.models.recorder import Recorder
+    from conformance.sources.models.recorder import CallRecorder
 
     # torch warns of it when the recorder switches oneDNN off, and no user can act on it.
     warnings.filterwarnings("ignore", message="TF32 acceleration on top of oneDNN")
-    recorder, name = Recorder(), args.name or script.stem
+    recorder, name = CallRecorder(), args.name or script.stem
     with recorder.model(name):
         if said := run_script(script, words):
             raise UsageError(f"{said}; nothing was written")

@@ -1,8 +1,8 @@
 """The recorder: a dispatch mode below autograd that notes the distinct calls of aten operators.
 
-Defines `Recorder`. The mode sees the forward, the backward and the optimizer, since all of them reach the dispatcher.
-It notes no data: the geometry of each tensor, the range of the values of each storage, and the other arguments.
-`Recorder.checked` removes the calls that torch CPU does not repeat on random data.
+Defines `CallRecorder`. The mode sees the forward, the backward and the optimizer, since all of them reach the
+dispatcher. It notes no data: the geometry of each tensor, the range of the values of each storage, and the other
+arguments. `CallRecorder.checked` removes the calls that torch CPU does not repeat on random data.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ COLLECTED = 100
 Range = dict[str, Json]
 
 
-class Recorder(TorchDispatchMode):
+class CallRecorder(TorchDispatchMode):
     """Notes the distinct calls of aten operators inside a `with` block, for the model of `model`."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ from conformance.run.session import main as run_command
 from conformance.sources.accuracy.running import AGAIN, Job, MeasuredCases
 from conformance.sources.operator import tasks
 from conformance.sources.operator.table import CHECKS, EXPLAIN, NOT_SHOWN, SLOW_COMPILER, TIERS, usual, with_fatal
-from conformance.sources.operator.tasks import OperatorCase, Subject
+from conformance.sources.operator.tasks import CheckTask, OperatorCase
 
 FLAGS = (
     "like", "reference", "inputs", "checks", "exclude", "batch", "device", "reference-on-device", "seed", "forbid",
@@ -54,7 +54,7 @@ class Operators(MeasuredCases):
             from conformance.sources.operator.devices import spec_of  # needs torch, as the help does not
 
             spec_of(args.device)  # an unknown device is told before the run begins
-        subject = Subject(
+        subject = CheckTask(
             args.operator,
             args.like or "",
             args.reference or "",
@@ -63,7 +63,7 @@ class Operators(MeasuredCases):
             tuple(names),
             tuple(exclude.items()),
             tuple(batch.items()),
-            args.limit or Subject.seconds,
+            args.limit or CheckTask.seconds,
             args.device or "",
             args.seed,
             tuple(args.forbid),
@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     others = ", ".join(name for name, check in CHECKS.items() if not check.usual)
     values = {
         "dtype": "float32, a half dtype, int64, bool",
-        "limit": f"{Subject.seconds:g}",
+        "limit": f"{CheckTask.seconds:g}",
         "memory": f"{Operators.usual.memory:g}",
         "check-scripts": f"{scripts.BUDGET:g}",
         "checks": f"all but {others}",

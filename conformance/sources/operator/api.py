@@ -12,7 +12,7 @@ from conformance.sources.operator.examine import (
     BUDGET,
     SECONDS,
     Budget,
-    Request,
+    CheckRequest,
     examination,
     nothing_compared,
     unfinished,
@@ -71,7 +71,7 @@ def check(
     """
     __tracebackhide__ = True  # pytest shows the line of the test, then the script
     near = sys._getframe(1).f_globals.get("__name__", "")
-    request = Request(
+    request = CheckRequest(
         operator,
         like,
         reference,

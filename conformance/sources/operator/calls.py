@@ -1,8 +1,8 @@
 """Calls of the operator under test: from the samples of op_db, or from a description of the inputs.
 
-Defines `DrawnCall`, `Plan`, `from_op_db` and `from_description`. The kind of a call says what it varies: layouts, empty
-tensors, 0-dim tensors, sizes around blocks, special values, dtypes. A call belongs to the plan only if the reference
-accepts it, so a relation between arguments never has to be guessed.
+Defines `DrawnCall`, `CallPlan`, `from_op_db` and `from_description`. The kind of a call says what it varies: layouts,
+empty tensors, 0-dim tensors, sizes around blocks, special values, dtypes. A call belongs to the plan only if the
+reference accepts it, so a relation between arguments never has to be guessed.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class DrawnCall:
 
 
 @dataclass
-class Plan:
+class CallPlan:
     """The calls. `refusal` is the reference's error in a call, "" if it answers; `refused` is the first one."""
 
     refusal: Callable[[DrawnCall], str]
@@ -172,14 +172,14 @@ def usual_dtypes(entry: Any) -> list[str]:
 
 def from_op_db(
     entry: Any, operator: Operator, refusal: Callable[[DrawnCall], str], dtypes: Sequence[str] | None, limit: int
-) -> Plan:
+) -> CallPlan:
     """Return calls on the samples of an entry of op_db, in these dtypes. By default, these are those of `conformance
     opinfo`; the operator may refuse all but the first. Raises UsageError if the operator takes the arguments of no
     sample."""
     from conformance.sources.opinfo import catalog
     from conformance.sources.opinfo.sampling import samples
 
-    plan, refused = Plan(refusal), ""
+    plan, refused = CallPlan(refusal), ""
     for name in dtypes or usual_dtypes(entry):
         dtype, is_other = getattr(torch, name), dtypes is None and bool(plan.calls)
         if dtype not in entry.dtypes:
@@ -228,7 +228,7 @@ def _by_size(call: DrawnCall) -> DrawnCall:
     return replace(call, kind=EMPTY if call.has_empty else SCALARS if has_scalar else SAMPLED)
 
 
-def _vary_layouts(plan: Plan, base: Sequence[DrawnCall], description: Description | None = None) -> None:
+def _vary_layouts(plan: CallPlan, base: Sequence[DrawnCall], description: Description | None = None) -> None:
     """Add calls with other strides and offsets. An expanded input has other values, which a description may exclude."""
     for call in _shapes(base):
         for layout in LAYOUTS:
@@ -261,7 +261,7 @@ LAZY = ((STRIDED, "conjugate views", conjugate_view), (NEGATIVE, "negative views
 """Views whose elements torch changes when it reads them: the kind of the calls, its note, and the view."""
 
 
-def _vary_dtypes(plan: Plan, base: Sequence[DrawnCall]) -> None:
+def _vary_dtypes(plan: CallPlan, base: Sequence[DrawnCall]) -> None:
     """Add calls with one argument in another dtype than the other ones."""
     for call in _shapes(base):
         for name, value in call.values.items():
@@ -320,10 +320,10 @@ def from_description(
     refusal: Callable[[DrawnCall], str],
     tolerances: tuple[float | None, float | None],
     seed: int = 0,
-) -> Plan:
+) -> CallPlan:
     """Return calls on inputs drawn with this seed. Raises UsageError if the operator has other arguments, or the
     reference accepts none of the calls."""
-    plan, (names, positional) = Plan(refusal), _passed([*description.arguments], operator)
+    plan, (names, positional) = CallPlan(refusal), _passed([*description.arguments], operator)
     for kind, sizes, choice, tier in _draws(description, seed):
         name = f"{kind} {sizes} {choice}" + f" {seed}" * bool(seed)
         values = draw_inputs(description, names, sizes, choice, random.Random(name))

@@ -21,7 +21,7 @@ from conformance.record.errors import UsageError
 from conformance.run.messages import Death, ExitReason
 from conformance.sources.operator import calls as kinds
 from conformance.sources.operator.answers import UnknownAnswer, pack_answer, unpack_answer
-from conformance.sources.operator.calls import DrawnCall, Plan
+from conformance.sources.operator.calls import CallPlan, DrawnCall
 from conformance.sources.operator.devices import loaded
 from conformance.sources.operator.forks import Fork, ForkDied
 from conformance.sources.operator.inputs import Description
@@ -50,7 +50,7 @@ class Examination:
 
     operator: Operator
     reference: Operator
-    plan: Plan
+    plan: CallPlan
     batch: Mapping[str, int] = field(default_factory=dict)
     exact: bool | None = None
     device: str = ""

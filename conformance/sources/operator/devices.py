@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 
 from conformance.declare.features import FEATURES
-from conformance.declare.probed import Answer, ProbedFeature
+from conformance.declare.probed import ProbedFeature, TrialAnswer
 from conformance.engine.loading import describe_target, load_target
 from conformance.engine.probe import TRIALS, trial
 from conformance.engine.target import Target
@@ -70,11 +70,11 @@ def _try_device(spec: str, probed: bool, fatal: set[str], lacks: set[str]) -> st
             return
         for name in TRIALS if probed else ():
             send(("begins", name))
-            row = ProbedFeature(name, Answer.DIED) if name in fatal else trial(target, name)
-            if name == MOVES and row.answer is not Answer.YES:
+            row = ProbedFeature(name, TrialAnswer.DIED) if name in fatal else trial(target, name)
+            if name == MOVES and row.answer is not TrialAnswer.YES:
                 send(("error", f"target {spec!r} cannot hold inputs: {row.detail}"))
                 return
-            if name in FEATURES and row.answer is not Answer.YES:
+            if name in FEATURES and row.answer is not TrialAnswer.YES:
                 target.facts = target.facts.without({name})
                 send(("lacks", name))
 

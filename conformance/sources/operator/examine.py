@@ -1,7 +1,7 @@
 """An examination of an operator: the calls, the checks, and their verdicts.
 
-Defines `Request`, `examination`, `verdicts`, `Verdict`, `Judging` and `Budget`. `conformance.check`, the command and
-the pytest fixture share them.
+Defines `CheckRequest`, `examination`, `verdicts`, `CheckVerdict`, `Judging` and `Budget`. `conformance.check`, the
+command and the pytest fixture share them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from conformance.sources.operator.table import (
     usual,
     with_fatal,
 )
-from conformance.sources.operator.verdict import Difference, Verdict, sizes_of
+from conformance.sources.operator.verdict import CheckVerdict, Difference, sizes_of
 from conformance.standalone.moving import leaves
 from conformance.standalone.operator_checks import PROCESS, NotJudged, writes_beyond
 from conformance.standalone.oracles import Mismatch
@@ -76,7 +76,7 @@ OVER = "the time was over"
 
 
 @dataclass(frozen=True)
-class Request:
+class CheckRequest:
     """A user's request: the operator, its reference, the inputs, and the checks. `exclude` maps checks to the reason
     why they do not run. `seconds` limits a call. After `budget` seconds of processor time no call begins. With
     `strict`, a check with fewer inputs than planned fails. `device` names a target or a device, and
@@ -157,7 +157,7 @@ class Budget:
     waiting: list[str]
 
     @classmethod
-    def of(cls, request: Request) -> Budget:
+    def of(cls, request: CheckRequest) -> Budget:
         """Return the budget of a request."""
         return cls(request.budget, [*_procedures(request)])
 
@@ -168,7 +168,7 @@ class Budget:
         return self.left * PROCEDURES[name].weight / whole
 
 
-def examination(request: Request) -> Examination:
+def examination(request: CheckRequest) -> Examination:
     """Make the calls. Raises UsageError for a request that contradicts itself."""
     if (request.like is None) == (request.reference is None):
         raise UsageError("give either like=, an operator of op_db, or reference= and inputs=")
@@ -212,7 +212,7 @@ def prepare_dynamo(operator: Operator) -> None:
         importlib.import_module("torch._dynamo")
 
 
-def completed(trial: Examination, request: Request, device: str, forbidden: tuple[str, ...]) -> Examination:
+def completed(trial: Examination, request: CheckRequest, device: str, forbidden: tuple[str, ...]) -> Examination:
     """Return an examination with what the request says beside the calls, and without calls that it excludes, or does
     not ask for."""
     negative = NEGATIVE in request.chosen()
@@ -245,7 +245,7 @@ def dispatched_name(name: str) -> str:
     return full
 
 
-def _like(request: Request, operator: Operator) -> Examination:
+def _like(request: CheckRequest, operator: Operator) -> Examination:
     entry = entry_of(request.like)
     function = entry.op if isinstance(request.like, str) else request.like
     reference = operator_of(function, text=_public(entry, function))
@@ -285,16 +285,18 @@ def _rule(entry: Any) -> bool | None:
     return next((bool(row.exact) for row in table.load()[0] if row.name in names), None)
 
 
-def verdicts(trial: Examination, request: Request, budget: Budget | None = None) -> Iterator[Verdict]:
+def verdicts(trial: Examination, request: CheckRequest, budget: Budget | None = None) -> Iterator[CheckVerdict]:
     """Run the checks, and yield their verdicts in the order of the procedures. The time they take is subtracted from
     the budget, by default that of the request."""
     budget = budget or Budget.of(request)
     procedures = _procedures(request)
-    yield from (Verdict(name, reason=request.exclude[name], excluded=True) for name in TIERS if name in request.exclude)
+    yield from (
+        CheckVerdict(name, reason=request.exclude[name], excluded=True) for name in TIERS if name in request.exclude
+    )
     for name in PROCEDURES:
         for check in request.chosen():
             if CHECKS[check].procedure == name and check in request.exclude:
-                yield Verdict(check, reason=request.exclude[check], excluded=True)
+                yield CheckVerdict(check, reason=request.exclude[check], excluded=True)
         if name in procedures:
             begin, share = processor_time(), budget.share(name)
             results = [*_verdicts(trial, name, procedures[name], request, share)]
@@ -303,7 +305,7 @@ def verdicts(trial: Examination, request: Request, budget: Budget | None = None)
             yield from results
 
 
-def _procedures(request: Request) -> dict[str, list[str]]:
+def _procedures(request: CheckRequest) -> dict[str, list[str]]:
     """Return the procedures that run, with their checks."""
     chosen = [check for check in request.chosen() if check not in request.exclude]
     groups = {name: [check for check in chosen if CHECKS[check].procedure == name] for name in PROCEDURES}
@@ -314,8 +316,8 @@ def _procedures(request: Request) -> dict[str, list[str]]:
 class Judging:
     """The verdicts of a request, check by check. It draws the calls once and runs each procedure once."""
 
-    request: Request
-    known: dict[str, dict[str, Verdict]] = field(default_factory=dict)
+    request: CheckRequest
+    known: dict[str, dict[str, CheckVerdict]] = field(default_factory=dict)
 
     @functools.cached_property
     def budget(self) -> Budget:
@@ -327,7 +329,7 @@ class Judging:
         """The calls. Raises UsageError."""
         return examination(self.request)
 
-    def verdict(self, check: str) -> Verdict:
+    def verdict(self, check: str) -> CheckVerdict:
         """Return the verdict of a check. It has a reason if it was not judged. If its calls ended the process, and no
         other check says so, that is its finding."""
         procedure = CHECKS[check].procedure
@@ -336,7 +338,7 @@ class Judging:
             results = verdicts(self.trial, replace(self.request, checks=wanted), self.budget)
             self.known[procedure] = {result.check: result for result in results}
         known = self.known[procedure]
-        result = known.get(check) or Verdict(check, reason="another check of its group ended the process")
+        result = known.get(check) or CheckVerdict(check, reason="another check of its group ended the process")
         deaths = [known[name].finding for name in FATAL if name in known and CHECKS[name].procedure != procedure]
         return result if result.finding or not deaths else replace(result, finding=deaths[0])
 
@@ -384,10 +386,10 @@ def spread(row: Sequence[int]) -> list[int]:
 
 
 def _verdicts(
-    trial: Examination, name: str, checks: Sequence[str], request: Request, share: float
-) -> Iterator[Verdict]:
+    trial: Examination, name: str, checks: Sequence[str], request: CheckRequest, share: float
+) -> Iterator[CheckVerdict]:
     calls = calls_of(trial, name)
-    by_check, outcomes = dict[str, list[Difference]](), list[Outcome]()
+    by_check, outcomes = dict[str, list[Difference]](), list[ComparedCall]()
     for item in examined(trial, name, calls, request.seconds, share):
         if isinstance(item, Difference):
             by_check.setdefault(item.check, []).append(item)
@@ -403,23 +405,23 @@ def _verdicts(
         )
         if check in by_check:
             first = min(by_check[check], key=lambda difference: position[id(difference.call)])
-            yield Verdict(check, reasons.count(""), finding=first, others=len(by_check[check]) - 1, sizes=sizes)
+            yield CheckVerdict(check, reasons.count(""), finding=first, others=len(by_check[check]) - 1, sizes=sizes)
         elif check in checks and (survives or check not in FATAL):
             yield replace(_outcome(check, reasons), sizes=sizes)
 
 
-def _outcome(check: str, reasons: Sequence[str]) -> Verdict:
+def _outcome(check: str, reasons: Sequence[str]) -> CheckVerdict:
     """Return the verdict on a check without a difference. `reasons` say why its calls were not judged; "" for a call
     that was compared."""
     compared, late = reasons.count(""), [reason for reason in reasons if reason.startswith((OVER, SLOW_COMPILER))]
     reason = "" if check in FATAL else next((reason for reason in reasons if reason not in ("", *late)), "")
     if late and (compared or not reason):
         text = f"{compared} of {compared + len(late)} inputs, {late[0]}"
-        return Verdict(check, compared, text, late=len(late), limit="budget" if late[0] == OVER else "seconds")
-    return Verdict(check, compared, "" if compared else reason or NOT_SHOWN)
+        return CheckVerdict(check, compared, text, late=len(late), limit="budget" if late[0] == OVER else "seconds")
+    return CheckVerdict(check, compared, "" if compared else reason or NOT_SHOWN)
 
 
-def nothing_compared(results: Iterable[Verdict]) -> str:
+def nothing_compared(results: Iterable[CheckVerdict]) -> str:
     """Return the sentence about an operator of which no call was compared or differs, with the first reason; "" if
     one was."""
     results = [*results]
@@ -429,7 +431,7 @@ def nothing_compared(results: Iterable[Verdict]) -> str:
     return f"nothing was compared, so nothing is known of the operator ({next(iter(reasons), 'no check ran')})"
 
 
-def shortfalls(results: Iterable[Verdict], request: Request) -> list[Shortfall]:
+def shortfalls(results: Iterable[CheckVerdict], request: CheckRequest) -> list[Shortfall]:
     """Return the checks without a difference that compared fewer inputs than planned, and with `strict` those for which
     there was none."""
     results = [*results]
@@ -450,14 +452,14 @@ def shortfalls(results: Iterable[Verdict], request: Request) -> list[Shortfall]:
     ]
 
 
-def unfinished(results: Iterable[Verdict], request: Request, found: Difference | None = None) -> str:
+def unfinished(results: Iterable[CheckVerdict], request: CheckRequest, found: Difference | None = None) -> str:
     """Return the sentence about what was not judged; "" if all was. `found` is a difference that was minimized."""
     rows = shortfalls(results, request)
     rows += [Shortfall(FINDINGS, 1, 1, "time of one finding")] if found is not None and found.cut else []
     return describe(rows, request.strict)
 
 
-class Outcome(NamedTuple):
+class ComparedCall(NamedTuple):
     """The kind of a call that was compared, a reason if it was not judged, and the call."""
 
     kind: str
@@ -465,7 +467,7 @@ class Outcome(NamedTuple):
     call: DrawnCall | None = None
 
 
-Item = Difference | Outcome
+Item = Difference | ComparedCall
 
 
 def examined(
@@ -520,14 +522,14 @@ def examined(
             check, mismatch = content
             yield Difference(check, mismatch, calls[number])
         elif event == "done":
-            yield Outcome(calls[number].kind, content, calls[number])
+            yield ComparedCall(calls[number].kind, content, calls[number])
         elif event == "died":
             hangs = content.reason is ExitReason.TIMEOUT
             if hangs and procedure.compiler:
                 # The fork has ended, so the calls behind this one have no verdict either.
                 order = in_turns(calls)
                 for late in order[order.index(number) :]:
-                    yield Outcome(calls[late].kind, f"{SLOW_COMPILER} {seconds:g} s")
+                    yield ComparedCall(calls[late].kind, f"{SLOW_COMPILER} {seconds:g} s")
                 continue
             fenced = not trial.device and NO_ACCESS.search(content.said)
             check = "hang" if hangs else procedure.death if fenced else "crash"

@@ -23,7 +23,7 @@ from conformance.program.steps.op import Json, Step, decode
 from conformance.sources.operator import calls as kinds
 from conformance.sources.operator.calls import DrawnCall, note_of
 from conformance.sources.operator.checks import REFUSED, Examination
-from conformance.sources.operator.examine import Outcome, examined
+from conformance.sources.operator.examine import ComparedCall, examined
 from conformance.sources.operator.inputs import described_sizes, smaller_inputs
 from conformance.sources.operator.subject import TAKEN, by_finding_name
 from conformance.sources.operator.table import CHECKS
@@ -148,7 +148,7 @@ def restated(trial: Examination, call: DrawnCall, before: DrawnCall) -> DrawnCal
 def _is_right_alone(trial: Examination, finding: Difference) -> bool:
     """Whether the call of a difference shows none if no call precedes it."""
     items = [*examined(trial, CHECKS[finding.check].procedure, [finding.call], TRIAL)]
-    return items == [Outcome(finding.call.kind, "", finding.call)]
+    return items == [ComparedCall(finding.call.kind, "", finding.call)]
 
 
 def _kind(mismatch: Mismatch) -> tuple[str, bool, str]:

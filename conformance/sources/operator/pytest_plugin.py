@@ -44,10 +44,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _request(mark: pytest.Mark) -> Any:
-    from conformance.sources.operator.examine import Request
+    from conformance.sources.operator.examine import CheckRequest
 
     options = {key: value for key, value in mark.kwargs.items() if value is not None}
-    return Request(mark.args[0], near=getattr(mark.args[0], "__module__", ""), **options)
+    return CheckRequest(mark.args[0], near=getattr(mark.args[0], "__module__", ""), **options)
 
 
 @functools.cache

@@ -18,13 +18,13 @@ from conformance.run.worker import environment, step, unit
 
 if TYPE_CHECKING:
     from conformance.sources.operator.examine import Judging
-    from conformance.sources.operator.verdict import Verdict
+    from conformance.sources.operator.verdict import CheckVerdict
 
 MODULES = (__name__, "conformance.sources.operator.script")
 
 
 @dataclass(frozen=True)
-class Subject:
+class CheckTask:
     """An operator and what to do with it, as text: paths of functions, the description of the inputs as JSON, the
     checks, the excluded ones with their reasons, the device, the seed of
     the inputs, and the forbidden operators."""
@@ -50,7 +50,7 @@ class Subject:
 class OperatorCase(Named):
     """One check of a subject."""
 
-    subject: Subject
+    subject: CheckTask
     variant: str
     layout: str = OPERATOR
     overload: str = ""
@@ -77,11 +77,11 @@ def described(target: str) -> tuple[dict[str, str], None]:
 
 
 @functools.cache
-def _judging(subject: Subject) -> Judging:
-    from conformance.sources.operator.examine import Judging, Request
+def _judging(subject: CheckTask) -> Judging:
+    from conformance.sources.operator.examine import CheckRequest, Judging
     from conformance.sources.operator.subject import named
 
-    request = Request(
+    request = CheckRequest(
         named(subject.operator),
         subject.like or None,
         named(subject.reference) if subject.reference else None,
@@ -116,7 +116,7 @@ def run(target: str, case: OperatorCase) -> Result:
     return case.result(Outcome.PASS, samples=verdict.compared, reason=verdict.reason, seconds=seconds, late=late)
 
 
-def _failed(case: OperatorCase, verdict: Verdict) -> Result:
+def _failed(case: OperatorCase, verdict: CheckVerdict) -> Result:
     from conformance.sources.operator.examine import inputs_shown
     from conformance.sources.operator.finding import minimized
     from conformance.sources.operator.script import script

@@ -1,4 +1,4 @@
-"""What the checks of an operator said: `Verdict`, of one check, and `Verdicts`, of all, as a table and as JSON.
+"""What the checks of an operator said: `CheckVerdict`, of one check, and `Verdicts`, of all, as a table and as JSON.
 
     print(conformance.check(my_silu, like=torch.nn.functional.silu))
 
@@ -35,7 +35,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CheckVerdict:
     """The outcome of one check: the calls that it compared, the reason if it was not judged or is excluded, and the
     difference if there is one. `others` counts further calls with a difference, and `late` the calls that were not
     judged since `limit`, an argument of `conformance.check`, was reached; `reason` then says so. `sizes` are those of
@@ -57,11 +57,11 @@ class Verdict:
         return not (self.compared or self.finding or self.excluded) and self.reason in ("", NOT_SHOWN)
 
 
-class Verdicts(Sequence[Verdict]):
+class Verdicts(Sequence[CheckVerdict]):
     """The verdicts on an operator, check by check. The text is a table. `operator` and `reference` are their names,
     `device` is where the operator ran, and `seed` that of the drawn inputs."""
 
-    def __init__(self, rows: Iterable[Verdict], operator: str, reference: str, device: str, seed: int) -> None:
+    def __init__(self, rows: Iterable[CheckVerdict], operator: str, reference: str, device: str, seed: int) -> None:
         self.rows, self.operator, self.reference = tuple(rows), operator, reference
         self.device, self.seed = device or "cpu", seed
 
@@ -116,7 +116,7 @@ class WrongOperator(AssertionError):
         self.verdicts = verdicts
 
 
-def columns_of(row: Verdict) -> tuple[str, str, str, str]:
+def columns_of(row: CheckVerdict) -> tuple[str, str, str, str]:
     """Return a verdict as a row of the table."""
     said = f"excluded: {row.reason}" if row.excluded else row.reason
     return row.check, str(row.compared), row.sizes, "WRONG" if row.finding else said

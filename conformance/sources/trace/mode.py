@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from conformance.declare.probed import Answer
+from conformance.declare.probed import TrialAnswer
 from conformance.engine.executor import Execution
 from conformance.engine.loading import load_target
 from conformance.engine.probe import trial
@@ -252,7 +252,7 @@ def loaded(spec: str) -> Target:
     TargetError."""
     target = load_target(spec)
     if target.facts.probed:
-        lacking = [name for name in NEEDED if trial(target, name).answer is not Answer.YES]
+        lacking = [name for name in NEEDED if trial(target, name).answer is not TrialAnswer.YES]
         target.facts = replace(target.facts.without(lacking), probed=False)
     return target
 

@@ -134,7 +134,7 @@ class TestFaultsOfValueFunctions:
         def fails(*_: Any) -> Any:
             raise error("planted")
 
-        monkeypatch.setattr(schema_kernels.Overload, "_compute", fails)
+        monkeypatch.setattr(schema_kernels.FunctionalOverload, "_compute", fails)
         backend.reset_stats()
         return torch.arange(7919.0).to("tiny").neg()
 

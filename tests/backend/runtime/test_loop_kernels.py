@@ -10,7 +10,7 @@ from tinygrad.uop.ops import UOp
 
 from conformance.backend import kernels
 from conformance.backend.runtime import memory, scheduler
-from conformance.backend.runtime.loop_kernels import Array, Program, kernel
+from conformance.backend.runtime.loop_kernels import Array, LoopProgram, kernel
 from conformance.backend.torch_api import compile as compiled
 
 
@@ -22,7 +22,7 @@ def run(write, shape, *inputs):
     return torch.frombuffer(bytearray(memory.to_host(done)), dtype=torch.float32).tolist()
 
 
-def halves(p: Program, total: Array, x: Array) -> None:
+def halves(p: LoopProgram, total: Array, x: Array) -> None:
     """Store a running sum in float16, where each sum is rounded."""
     sum_ = p.local(dtypes.float16, 0.0)
     for i in p.loop(len(x)):
@@ -30,7 +30,7 @@ def halves(p: Program, total: Array, x: Array) -> None:
         total[i] = sum_[0]
 
 
-def running_sum(p: Program, total: Array, x: Array) -> None:
+def running_sum(p: LoopProgram, total: Array, x: Array) -> None:
     """Store a running sum: each iteration reads the value that the previous one stored."""
     sum_ = p.local(dtypes.float32, 0.0)
     for i in p.loop(len(x)):
@@ -38,7 +38,7 @@ def running_sum(p: Program, total: Array, x: Array) -> None:
         total[i] = sum_[0]
 
 
-def reverse(p: Program, out: Array, x: Array) -> None:
+def reverse(p: LoopProgram, out: Array, x: Array) -> None:
     """Swap elements in place, so that each store overwrites the next operand."""
     n = len(x)
     for i in p.loop(n):
@@ -49,7 +49,7 @@ def reverse(p: Program, out: Array, x: Array) -> None:
         out[n - 1 - i] = kept
 
 
-def count(p: Program, out: Array, x: Array) -> None:
+def count(p: LoopProgram, out: Array, x: Array) -> None:
     """Count with constant conditions, and with a condition that depends on an element."""
     out[0] = 0.0
     out.set(0, 100.0, where=UOp.const(False, dtypes.bool))
@@ -99,7 +99,7 @@ class TestPrograms:
         """A stale load is refused. tinygrad cannot order a load before a store, so the load may return the new
         value."""
 
-        def stale(p: Program, out: Array, x: Array) -> None:
+        def stale(p: LoopProgram, out: Array, x: Array) -> None:
             old = out[0]
             out[0] = x[0]
             out[1] = old

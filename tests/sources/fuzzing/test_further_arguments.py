@@ -17,7 +17,7 @@ from conformance.sources.fuzzing import further_arguments
 from conformance.sources.fuzzing.drawing import Drawing
 from conformance.sources.fuzzing.further_arguments import FurtherArguments, arguments_of, find_variations
 from conformance.sources.fuzzing.kinds import FURTHER_ARGUMENTS, PERIOD
-from conformance.sources.fuzzing.op_db import Operators, Planned
+from conformance.sources.fuzzing.op_db import OpDbCalls, Planned
 
 DTYPES = ("float32", "int64", "float64", "bool")
 
@@ -35,7 +35,7 @@ def names(operator: str) -> set[str]:
 
 def planned(operator: str, argument: str, count: int = 6) -> list[Planned]:
     """Calls of an operator with this argument."""
-    source = FurtherArguments(Operators(DTYPES))
+    source = FurtherArguments(OpDbCalls(DTYPES))
     (variation, *_) = (one for one in find_variations()[operator] if one.argument.name == argument)
     drawn = (source.plan(Draw(random.Random(at).randint), variation, ["float32"], 0) for at in range(count))
     return [call for call in drawn if call is not None]

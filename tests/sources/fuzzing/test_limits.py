@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from conformance.declare.expectations import update
-from conformance.declare.probed import Answer, Probe, ProbedFeature
+from conformance.declare.probed import Probe, ProbedFeature, TrialAnswer
 from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step
 from conformance.record.causes import causes_of
@@ -174,7 +174,7 @@ class SlowProbe(Pool):
         self.now += 100
         if self.now > until:
             raise OutOfTime
-        return Probe((ProbedFeature("moves", Answer.YES),))
+        return Probe((ProbedFeature("moves", TrialAnswer.YES),))
 
 
 class TestMinutes:
@@ -268,7 +268,7 @@ class TestMinutes:
             "device:cpu,import=odd_devices,call=hangs_in_unfold", Limits(), seconds=stretched(16)
         )
         assert probed is not None and spec.endswith(",without=unfold")
-        died = [row for row in probed.rows if row.answer is Answer.DIED]
+        died = [row for row in probed.rows if row.answer is TrialAnswer.DIED]
         assert [row.name for row in died] == ["unfold"] and died[0].detail.startswith("gave no answer in ")
 
     @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ class TestDrawing:
         distinct numbers is not drawn."""
         count = 0
         for name, turn in itertools.product(("topk", "kthvalue", "median", "sort"), range(12)):
-            for planned in op_db.Operators((dtype, "int64")).plan(
+            for planned in op_db.OpDbCalls((dtype, "int64")).plan(
                 Draw(random.Random(turn).randint), (name, ""), turn, 0, 0, Tally()
             ):
                 (values,) = (storage.make() for storage in planned.storages[:1])
@@ -124,7 +124,7 @@ class TestDrawing:
         """torch may keep either of the two. Formerly the index tensor could be an expanded row."""
         count = 0
         for turn in range(40):
-            for planned in op_db.Operators(("float32", "int64")).plan(
+            for planned in op_db.OpDbCalls(("float32", "int64")).plan(
                 Draw(random.Random(turn).randint), ("scatter", ""), turn, 0, 0, Tally()
             ):
                 count += sum(one.dtype == "int64" and 0 not in one.size for one in planned.inputs)
@@ -180,7 +180,7 @@ class TestDrawing:
         )
         key, lacking = ("exp", ""), ("aten::exp", "aten::exp.out", "aten::exp_")
         tally = Tally()
-        plan = op_db.Operators(("float32", "float64"), frozenset(lacking)).plan(
+        plan = op_db.OpDbCalls(("float32", "float64"), frozenset(lacking)).plan(
             Draw(random.Random(0).randint), key, 0, 0, 0, tally
         )
         assert not plan and len(tried) == op_db.TRIED

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from conformance.declare import profile as profiles
-from conformance.declare.probed import UNTRIED_DTYPES, Answer, Probe, ProbedFeature
+from conformance.declare.probed import UNTRIED_DTYPES, Probe, ProbedFeature, TrialAnswer
 from conformance.record import result as model
 from conformance.record.merge import merge
 from conformance.record.missing_ops import MissingOperator, removed
@@ -201,9 +201,9 @@ class TestFeatures:
         lost = [name for name in DTYPES if name not in ("float32", "bool", *UNTRIED_DTYPES)]
         profile.write_text('[target]\nname = "cpu"\n' + unsupported(feature='"set_"') + unsupported(dtype=f"{lost}"))
         rows = (
-            ProbedFeature("set_", Answer.NO, "no"),
-            ProbedFeature("views", Answer.WRONG, "t"),
-            ProbedFeature("unfold", Answer.NO, "no"),
+            ProbedFeature("set_", TrialAnswer.NO, "no"),
+            ProbedFeature("views", TrialAnswer.WRONG, "t"),
+            ProbedFeature("unfold", TrialAnswer.NO, "no"),
         )
         seen = Probe(rows, ("float32",), frozenset({"unfold"}))
         found, notes = profiles.load("conformance.toml").contradicted(seen)

@@ -18,7 +18,7 @@ from conformance.sources.fuzzing.campaign import Campaign
 from conformance.sources.fuzzing.plan import Plan
 from conformance.sources.models.__main__ import main
 from conformance.sources.models.calls import listed_calls, outcomes_of
-from conformance.sources.models.recorder import Recorder
+from conformance.sources.models.recorder import CallRecorder
 
 MODELS = {
     "adds": lambda x: x + x.sum(),
@@ -30,7 +30,7 @@ MODELS = {
 @pytest.fixture(scope="module")
 def file(tmp_path_factory) -> Path:
     """The calls of three small models."""
-    path, recorder, x = tmp_path_factory.mktemp("calls") / "calls.json", Recorder(), torch.randn(3, 4).t()
+    path, recorder, x = tmp_path_factory.mktemp("calls") / "calls.json", CallRecorder(), torch.randn(3, 4).t()
     for name, function in MODELS.items():
         with recorder.model(name):
             function(x)

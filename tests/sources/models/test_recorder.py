@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from conformance.program.recorded import Calls, RecordedCall
-from conformance.sources.models.recorder import Recorder, fault_of, values_of
+from conformance.sources.models.recorder import CallRecorder, fault_of, values_of
 
 
 def recorded(function) -> Calls:
     """The calls of a function, not checked."""
-    recorder = Recorder()
+    recorder = CallRecorder()
     with recorder.model("one"):
         function()
     return recorder.calls
@@ -37,7 +37,7 @@ class TestRecorder:
             net(torch.randn(5, 3)).square().mean().backward()
             optimizer.step()
 
-        recorder = Recorder()
+        recorder = CallRecorder()
         with recorder.model("net"):
             step()
             step()
@@ -52,7 +52,7 @@ class TestRecorder:
 
     def test_no_data(self, tmp_path):
         """A number of a tensor is not in the file; an argument is."""
-        recorder = Recorder()
+        recorder = CallRecorder()
         with recorder.model("one"):
             torch.add(torch.tensor([0.123456, 2.0, 3.0]), torch.tensor([7, 7123, 8000]), alpha=4.25)
         recorder.checked().save(tmp_path / "calls.json")
@@ -87,7 +87,7 @@ class TestRecorder:
 
     def test_the_same_call_of_two_models(self):
         """It is one call of both."""
-        recorder, one = Recorder(), torch.ones(2)
+        recorder, one = CallRecorder(), torch.ones(2)
         for name in ("one", "two", "one"):
             with recorder.model(name):
                 torch.neg(one)
@@ -119,7 +119,7 @@ class TestRecorder:
 
     def test_a_call_that_changes_is_excluded(self):
         """Memory that nothing has written, behind a view."""
-        recorder = Recorder()
+        recorder = CallRecorder()
         call = RecordedCall("resize_.default", ({"t": "a"}, [64]), {}, (("float32", 2, {"low": 0.0, "high": 1.0}),),
                     ((0, "float32", (2,), (1,), 0),), "i", (0,))  # fmt: skip
         recorder.calls.models, recorder.calls.made = ["one"], {"one": 2}

@@ -16,7 +16,7 @@ import torch
 import conformance
 from conformance.record.errors import UsageError
 from conformance.run.messages import Death, ExitReason
-from conformance.sources.operator.examine import Request, examination
+from conformance.sources.operator.examine import CheckRequest, examination
 from tests.planted import kernels
 from tests.planted.kernels import CORRECT, LIES
 
@@ -190,7 +190,7 @@ class TestVerdicts:
 
         request = {"reference": lambda x: x * 2, "inputs": self.INPUTS, "checks": ["values"]}
         for seed in (0, 5):
-            drawn = examination(Request(lambda x: x, **request, seed=seed)).plan.of("values")
+            drawn = examination(CheckRequest(lambda x: x, **request, seed=seed)).plan.of("values")
             for call in drawn if not seed else ():
                 keep(call.values["x"])
         conformance.check(remember, **request)

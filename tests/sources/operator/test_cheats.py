@@ -7,16 +7,16 @@ import torch
 
 from conformance.sources.operator.calls import DrawnCall
 from conformance.sources.operator.checks import renewed
-from conformance.sources.operator.examine import Request, examination, verdicts
+from conformance.sources.operator.examine import CheckRequest, examination, verdicts
 from conformance.sources.operator.finding import minimized
 from conformance.sources.operator.script import script
 from tests.planted.cheats import CHEATS
 
 
-def requested(name: str) -> Request:
+def requested(name: str) -> CheckRequest:
     """A request to judge a cheat by the check that must find it."""
     described, check = CHEATS[name]
-    return Request(**described, near="tests.planted.cheats", checks=[check])
+    return CheckRequest(**described, near="tests.planted.cheats", checks=[check])
 
 
 FAST = 3

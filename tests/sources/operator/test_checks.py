@@ -19,9 +19,9 @@ from conformance.sources.operator.examine import (
     BUDGET,
     OVER,
     Budget,
+    CheckRequest,
+    ComparedCall,
     Judging,
-    Outcome,
-    Request,
     calls_of,
     examination,
     examined,
@@ -32,7 +32,7 @@ from conformance.sources.operator.examine import (
 )
 from conformance.sources.operator.script import script
 from conformance.sources.operator.table import CHECKS
-from conformance.sources.operator.verdict import Difference, Verdict
+from conformance.sources.operator.verdict import CheckVerdict, Difference
 from conformance.standalone import operator_checks, transform_checks
 from conformance.standalone.observation import Raised
 from conformance.standalone.oracles import Mismatch
@@ -62,13 +62,13 @@ COMPILED = ("compile", "dynamic", "inductor")
 NEAR = "tests.planted.kernels"
 
 
-def judged(described: dict, **changes) -> dict[str, Verdict]:
+def judged(described: dict, **changes) -> dict[str, CheckVerdict]:
     """The verdicts on a request, by check."""
-    request = Request(**{**described, "near": NEAR, **changes})
+    request = CheckRequest(**{**described, "near": NEAR, **changes})
     return {verdict.check: verdict for verdict in verdicts(examination(request), request)}
 
 
-def wrong(by_check: dict[str, Verdict]) -> list[str]:
+def wrong(by_check: dict[str, CheckVerdict]) -> list[str]:
     return [name for name, verdict in by_check.items() if verdict.finding is not None]
 
 
@@ -128,7 +128,7 @@ class TestTime:
     def test_no_call_begins_too_late(self, monkeypatch):
         """The first call of a procedure is judged, and the others have a reason."""
         monkeypatch.setattr("conformance.sources.operator.examine.processor_time", lambda: 10.0)
-        trial = examination(Request(**CORRECT["pointwise"]))
+        trial = examination(CheckRequest(**CORRECT["pointwise"]))
         first, *others = examined(trial, "compare", calls_of(trial, "compare"), share=5.0)
         assert first.reason == "" and {other.reason for other in others} == {OVER}
 
@@ -141,7 +141,7 @@ class TestTime:
     def test_a_verdict_counts_the_inputs(self, monkeypatch):
         """A check of one kind of calls counts these, and the others count all."""
         items = [
-            Outcome(kind, reason)
+            ComparedCall(kind, reason)
             for kind, reason in (
                 ("values", ""),
                 ("values", OVER),
@@ -152,18 +152,20 @@ class TestTime:
         ]
         monkeypatch.setattr("conformance.sources.operator.examine.examined", lambda *_: iter(items))
         by_check = judged(CORRECT["pointwise"], checks=["values", "layouts", "empty", "dtype"])
-        assert by_check["values"] == Verdict("values", 1, f"1 of 2 inputs, {OVER}", late=1)
-        assert by_check["layouts"] == Verdict("layouts", 0, f"0 of 1 inputs, {OVER}", late=1)
-        assert by_check["empty"] == Verdict("empty", 0, "refused")
+        assert by_check["values"] == CheckVerdict("values", 1, f"1 of 2 inputs, {OVER}", late=1)
+        assert by_check["layouts"] == CheckVerdict("layouts", 0, f"0 of 1 inputs, {OVER}", late=1)
+        assert by_check["empty"] == CheckVerdict("empty", 0, "refused")
         assert by_check["dtype"].reason == f"1 of 4 inputs, {OVER}" == by_check["crash"].reason
-        said = unfinished(by_check.values(), Request(**CORRECT["pointwise"]))
+        said = unfinished(by_check.values(), CheckRequest(**CORRECT["pointwise"]))
         assert said.startswith(
             "Not judged: 1 of 2 inputs of values (budget=30), 1 of 1 inputs of layouts (budget=30), "
         )
 
     def test_time_that_is_left_goes_to_the_others(self):
         """The shares are in proportion to the weights; excluded checks have none."""
-        request = Request(**CORRECT["pointwise"], checks=["values", "vmap", "autocast"], exclude={"autocast": "why"})
+        request = CheckRequest(
+            **CORRECT["pointwise"], checks=["values", "vmap", "autocast"], exclude={"autocast": "why"}
+        )
         budget = Budget.of(request)
         assert budget.waiting == ["compare", "vmap"] and budget.share("compare") == BUDGET * 4 / 5
         budget.left -= 1.0
@@ -174,7 +176,7 @@ class TestTime:
         items = [Difference("hang", Mismatch("hang", "the process", "an answer", "none"), None)]
         monkeypatch.setattr("conformance.sources.operator.examine.examined", lambda *_: iter(items))
         monkeypatch.setattr("conformance.sources.operator.examine.calls_of", lambda *_: [None])
-        request = Request(**CORRECT["pointwise"], checks=["values", "vmap"], seconds=20.0)
+        request = CheckRequest(**CORRECT["pointwise"], checks=["values", "vmap"], seconds=20.0)
         budget = Budget.of(request)
         results = [*verdicts(examination(request), request, budget)]
         assert [result.check for result in results if result.finding] == [
@@ -191,14 +193,14 @@ class TestTime:
             return iter([])
 
         monkeypatch.setattr("conformance.sources.operator.examine.examined", examined)
-        judging = Judging(Request(**CORRECT["pointwise"], checks=["values", "dtype", "vmap"]))
+        judging = Judging(CheckRequest(**CORRECT["pointwise"], checks=["values", "dtype", "vmap"]))
         for name in ("values", "dtype", "vmap"):
             judging.verdict(name)
         assert shares[0] == BUDGET * 4 / 5 and len(shares) == 2 and BUDGET - 5 < shares[1] <= BUDGET
 
     def test_the_kinds_take_turns(self):
         """A call of each kind comes before a second one."""
-        calls = calls_of(examination(Request(**CORRECT["pointwise"])), "compile")
+        calls = calls_of(examination(CheckRequest(**CORRECT["pointwise"])), "compile")
         kinds = [calls[at].kind for at in in_turns(calls)]
         assert kinds[:3] == ["values", "layouts", "empty"] and sorted(in_turns(calls)) == [*range(len(calls))]
 
@@ -214,10 +216,10 @@ class TestTime:
         monkeypatch.setattr(
             "conformance.sources.operator.examine.forked", lambda *_: iter([("died", 0, Death(ExitReason.TIMEOUT, ""))])
         )
-        trial = examination(Request(**CORRECT["pointwise"]))
+        trial = examination(CheckRequest(**CORRECT["pointwise"]))
         calls = calls_of(trial, "compile")
         items = [*examined(trial, "compile", calls, 20.0)]
-        assert items[0] == Outcome("values", "compiling takes more than 20 s") and len(items) == len(calls) > 1
+        assert items[0] == ComparedCall("values", "compiling takes more than 20 s") and len(items) == len(calls) > 1
         assert {item.reason for item in items} == {items[0].reason}
 
 
@@ -287,7 +289,7 @@ class TestRequest:
     def test_an_excluded_check_does_not_run(self):
         """It keeps its reason."""
         by_check = judged(LIES["values"], checks=["values", "dtype"], exclude={"values": "known"})
-        assert by_check["values"] == Verdict("values", reason="known", excluded=True) and wrong(by_check) == []
+        assert by_check["values"] == CheckVerdict("values", reason="known", excluded=True) and wrong(by_check) == []
 
     def test_a_missing_part_is_a_reason(self):
         """An operator without a derivative is not judged for it, and says so."""
@@ -358,7 +360,7 @@ def test_the_script_of_a_gradient_of_an_input_named_inputs(standalone):
         return inputs * 2 + given * 0
 
     described = {"inputs": "float32[3]", "given": "float32[3]"}
-    request = Request(double, reference=reference, inputs=described, checks=["gradients"])
+    request = CheckRequest(double, reference=reference, inputs=described, checks=["gradients"])
     trial = examination(request)
     (difference,) = (verdict.finding for verdict in verdicts(trial, request) if verdict.finding)
     ended = standalone(script(trial, difference))
@@ -368,7 +370,7 @@ def test_the_script_of_a_gradient_of_an_input_named_inputs(standalone):
 @alone
 def test_the_script_of_a_part_that_an_operator_lacks(standalone):
     """A check that cannot judge the operator ends with exit code 2 and the reason."""
-    request = Request(**{**LIES["gradients"], "checks": ["gradients"]}, near="tests.planted.kernels")
+    request = CheckRequest(**{**LIES["gradients"], "checks": ["gradients"]}, near="tests.planted.kernels")
     trial = examination(request)
     (difference,) = (verdict.finding for verdict in verdicts(trial, request) if verdict.finding)
     before, _, after = script(trial, difference).rpartition(f"    return {trial.operator.text}(")

@@ -17,9 +17,9 @@ from conformance.record.shortfall import Shortfall
 from conformance.run.cases import CaseRun
 from conformance.sources.operator import tasks
 from conformance.sources.operator.__main__ import main
-from conformance.sources.operator.verdict import Verdict
+from conformance.sources.operator.verdict import CheckVerdict
 
-VERDICT = Verdict("values", 12, "12 of 40 inputs, the time was over", late=28)
+VERDICT = CheckVerdict("values", 12, "12 of 40 inputs, the time was over", late=28)
 
 
 def test_the_names_of_the_checks_need_no_torch():
@@ -94,7 +94,7 @@ def test_inputs_without_time(tmp_path, capfd, monkeypatch, words, end, code):
 def test_a_worker_counts_the_inputs_without_time(monkeypatch):
     """The result of a check has their number."""
     monkeypatch.setattr(tasks, "_judging", lambda subject: SimpleNamespace(verdict=lambda check: VERDICT))
-    result = tasks.run("cpu", tasks.OperatorCase(tasks.Subject("torch.abs", "abs"), "values"))
+    result = tasks.run("cpu", tasks.OperatorCase(tasks.CheckTask("torch.abs", "abs"), "values"))
     assert (result.outcome, result.samples, result.late) == (Outcome.PASS, 12, 28)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import conformance
-from conformance.sources.operator.examine import Request, examination
+from conformance.sources.operator.examine import CheckRequest, examination
 from conformance.sources.operator.inputs import described_sizes, parse, smaller_inputs
 
 ROWS = parse(
@@ -85,7 +85,7 @@ class TestDescribedSizes:
             "sizes": {"n": "1..9", "m": "0..24 step 8", "k": "0..n"},
         }
         function = lambda x, low, index: x * 1.0  # noqa: E731
-        trial = examination(Request(function, reference=function, inputs=description))
+        trial = examination(CheckRequest(function, reference=function, inputs=description))
         calls = trial.plan.of(kind)
         assert calls
         assert all(described_sizes(trial.description, call.values, call.sizes) == call.sizes for call in calls)

@@ -12,7 +12,7 @@ import torch
 
 from conformance.program.capture import Unwritable
 from conformance.sources.operator.calls import DrawnCall
-from conformance.sources.operator.examine import BUDGET, SECONDS, Request, examination, verdicts
+from conformance.sources.operator.examine import BUDGET, SECONDS, CheckRequest, examination, verdicts
 from conformance.sources.operator.finding import call_of, minimized, program_of, smaller_lengths
 from conformance.sources.operator.script import headline, script
 from conformance.sources.operator.verdict import Difference
@@ -28,7 +28,7 @@ QUICK = ("values", "layouts", "mutation", "reads", "unwritten", "aliasing", "dty
 def smallest(name: str):
     """The examination of a lie, and its difference in a smaller call."""
     limits = {"seconds": stretched(SECONDS), "budget": stretched(BUDGET)}
-    request = Request(**{**limits, **LIES[name], "checks": [name]}, near="tests.planted.kernels")
+    request = CheckRequest(**{**limits, **LIES[name], "checks": [name]}, near="tests.planted.kernels")
     trial = examination(request)
     (verdict,) = [verdict for verdict in verdicts(trial, request) if verdict.check == name]
     assert verdict.finding is not None, verdict
@@ -124,7 +124,7 @@ def differing(x):
 
 def test_operators_with_names_of_carried_functions(standalone):
     """The script keeps both apart. The check's own functions get other names."""
-    request = Request(errors, reference=differing, inputs={"x": "float32[3]"}, checks=["values"])
+    request = CheckRequest(errors, reference=differing, inputs={"x": "float32[3]"}, checks=["values"])
     trial = examination(request)
     (difference,) = (verdict.finding for verdict in verdicts(trial, request) if verdict.finding)
     text = script(trial, difference)
@@ -141,7 +141,7 @@ def scaled(x, scaled):
 def test_an_argument_with_the_name_of_the_operator(standalone):
     """The argument gets another name in the script. Regression test: the script called the tensor."""
     inputs = {"x": "float32[3]", "scaled": "float32[3]"}
-    request = Request(scaled, reference=torch.mul, inputs=inputs, checks=["values"])
+    request = CheckRequest(scaled, reference=torch.mul, inputs=inputs, checks=["values"])
     trial = examination(request)
     (difference,) = (verdict.finding for verdict in verdicts(trial, request) if verdict.finding)
     ended = standalone(script(trial, difference))
@@ -171,7 +171,7 @@ def test_an_input_with_a_name_of_the_script(standalone):
     def reference(inputs, given):
         return inputs * 2 + given * 0
 
-    request = Request(double, reference=reference, inputs={"inputs": "float32[3]", "given": "float32[3]"})
+    request = CheckRequest(double, reference=reference, inputs={"inputs": "float32[3]", "given": "float32[3]"})
     trial = examination(request)
     (difference,) = (
         verdict.finding for verdict in verdicts(trial, replace(request, checks=["values"])) if verdict.finding
@@ -191,7 +191,7 @@ _ANSWERS: dict[torch.Size, torch.Tensor] = {}
 def test_a_call_that_is_right_alone():
     """The sentence says that the result depends on earlier calls, since the script of one call ends with 0."""
     inputs = {"x": "float32[n]", "sizes": {"n": "1..9"}}
-    request = Request(remembering, reference=lambda x: x * 2, inputs=inputs, checks=["values"])
+    request = CheckRequest(remembering, reference=lambda x: x * 2, inputs=inputs, checks=["values"])
     trial = examination(request)
     (difference,) = (verdict.finding for verdict in verdicts(trial, request) if verdict.finding)
     small = minimized(trial, difference)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from conformance.sources.operator.examine import Request, examination, verdicts
+from conformance.sources.operator.examine import CheckRequest, examination, verdicts
 from conformance.sources.operator.finding import minimized
 from conformance.sources.operator.script import headline, script
 from conformance.sources.operator.verdict import Difference
@@ -67,7 +67,7 @@ LIBRARY.define("exp_into(Tensor x, Tensor(a!) result) -> Tensor")
 LIBRARY.impl("exp_into", exp_into, "CPU")
 
 
-def findings(request: Request) -> tuple[Any, dict[str, Difference]]:
+def findings(request: CheckRequest) -> tuple[Any, dict[str, Difference]]:
     """The examination of a request, and its minimized differences by check."""
     trial = examination(request)
     results = verdicts(trial, request)
@@ -84,7 +84,7 @@ def findings(request: Request) -> tuple[Any, dict[str, Difference]]:
 def test_an_argument_is_no_result(operator, reference, inputs, check, where, standalone):
     """Findings distinguish the results from an argument named `result` or `result_size`, and so do the scripts.
     Regression test: such an argument counted as a result, and one named `result` replaced it."""
-    request = Request(operator, reference=reference, inputs=inputs, checks=["values", "mutation", "aliasing"])
+    request = CheckRequest(operator, reference=reference, inputs=inputs, checks=["values", "mutation", "aliasing"])
     trial, by_check = findings(request)
     assert by_check[check].mismatch.where == where
     ended = standalone(script(trial, by_check[check]))
@@ -97,13 +97,13 @@ def test_an_argument_is_no_result(operator, reference, inputs, check, where, sta
 ])  # fmt: skip
 def test_a_correct_operator_with_such_an_argument(operator, reference, inputs):
     checks = ["values", "layouts", "mutation", "aliasing", "reads", "writes", "unwritten", "vmap", "autocast"]
-    assert findings(Request(operator, reference=reference, inputs=inputs, checks=checks))[1] == {}
+    assert findings(CheckRequest(operator, reference=reference, inputs=inputs, checks=checks))[1] == {}
 
 
 def test_a_tensor_of_a_list(standalone):
     """The script names the second tensor of a list, and keeps it apart from the first one. Regression test: it named
     a variable that it did not have, or one variable stood for both."""
-    trial, by_check = findings(Request(cat_that_writes, like=torch.cat, checks=["mutation"]))
+    trial, by_check = findings(CheckRequest(cat_that_writes, like=torch.cat, checks=["mutation"]))
     assert by_check["mutation"].mismatch.where == "tensors[1]"
     ended = standalone(script(trial, by_check["mutation"]))
     assert ended.returncode == 1 and "mutation of tensors[1]: expected" in ended.stdout, ended.stderr

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from conformance.sources.operator import calls as kinds
-from conformance.sources.operator.examine import Request, examination
+from conformance.sources.operator.examine import CheckRequest, examination
 from conformance.sources.operator.forks import forked
 from tests.planted.kernels import LIES
 
@@ -51,7 +51,7 @@ NOT_TAKEN = {
 
 def answer(name: str) -> str:
     """What opcheck says of a lie: an error, "" for nothing, or "not taken"."""
-    request = Request(**LIES[name], near="tests.planted.kernels")
+    request = CheckRequest(**LIES[name], near="tests.planted.kernels")
     trial = examination(request)
     overload = trial.operator.overload
     if overload is None:

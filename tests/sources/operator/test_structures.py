@@ -9,7 +9,7 @@ import torch
 
 import conformance
 from conformance.record.errors import UsageError
-from conformance.sources.operator.examine import Request, examination, verdicts
+from conformance.sources.operator.examine import CheckRequest, examination, verdicts
 from conformance.sources.operator.finding import minimized
 from conformance.sources.operator.inputs import described_sizes, smaller_inputs
 from conformance.sources.operator.script import script
@@ -69,7 +69,7 @@ class TestWords:
         """So has each call of the plan, in any layout, and each smaller one."""
         function = lambda x, rest: x + 1  # noqa: E731
         inputs = {"x": FORMS[word], "rest": "float32[n, m]", "sizes": SIZES}
-        trial = examination(Request(function, reference=function, inputs=inputs))
+        trial = examination(CheckRequest(function, reference=function, inputs=inputs))
         assert len(trial.plan.of("values")) > 5 and trial.plan.of("blocks")
         for call in trial.plan.calls:
             if call.kind == "mixed":
@@ -91,7 +91,7 @@ class TestWords:
     def test_clustered_maxima_lie_side_by_side(self):
         """The largest elements of a row are neighbours, at another place in each row."""
         trial = examination(
-            Request(torch.exp, reference=torch.exp, inputs={"input": FORMS["clustered"], "sizes": SIZES})
+            CheckRequest(torch.exp, reference=torch.exp, inputs={"input": FORMS["clustered"], "sizes": SIZES})
         )
         x = max((call.values["input"] for call in trial.plan.of("values")), key=lambda x: x.shape)
         tops = [(row > 4).nonzero().flatten().tolist() for row in x]
@@ -138,7 +138,7 @@ class TestDataclasses:
 
     def test_the_script_of_a_wrong_operator_runs(self, standalone):
         """It makes the class of its fields."""
-        request = Request(
+        request = CheckRequest(
             wrongly_scaled_rows, reference=scaled_rows, inputs={**BATCH, "sizes": SIZES}, checks=["values"]
         )
         trial = examination(request)

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from conformance.sources.operator.examine import Request, examination, verdicts
+from conformance.sources.operator.examine import CheckRequest, examination, verdicts
 from tests.planted.honest import HONEST
 from tests.planted.wrong import WRONG
 
 
 def found(described, checks) -> set[str]:
     """The checks that find a difference."""
-    request = Request(**described, near="tests.planted.wrong", checks=checks)
+    request = CheckRequest(**described, near="tests.planted.wrong", checks=checks)
     return {verdict.check for verdict in verdicts(examination(request), request) if verdict.finding}
 
 

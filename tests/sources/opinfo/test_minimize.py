@@ -13,7 +13,7 @@ import pytest
 from conformance.record.causes import pattern_of_result
 from conformance.record.result import SHOWS, Failure, Outcome, Result, Run
 from conformance.record.sentences import sentence
-from conformance.run.messages import Death, ExitReason, Limits, Note
+from conformance.run.messages import Death, ExitReason, Limits, TaskProgress
 from conformance.run.program_workers import ProgramWorkers
 from conformance.run.script_process import Ended, Forks, run_alone
 from conformance.run.scripts import statement_about
@@ -190,7 +190,7 @@ class TestOwner:
     def test_after_a_death(self, same: list[ExitReason], best: str) -> None:
         """The candidate that ended a worker is the smallest failing program of a crash. Of a wrong value it is not,
         and no worker tries it again."""
-        note = Note(1, json.dumps(["best", "smaller"]))
+        note = TaskProgress(1, json.dumps(["best", "smaller"]))
         after = ShrinkProgress().after(Death(ExitReason.CRASH, "died", note), same)
         assert after == ShrinkProgress(best, frozenset({"smaller"}), 1)
         assert after.after(Death(ExitReason.CRASH, "died"), same).best == best

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from conformance.record.result import Outcome
-from conformance.run.messages import Death, Done, ExitReason, Limits, Note, Task
+from conformance.run.messages import Death, Done, ExitReason, Limits, Task, TaskProgress
 from conformance.sources.opinfo.plan import Case
 from conformance.sources.opinfo.pool import Cases
 
@@ -33,7 +33,7 @@ class Scripted(Cases):
 
 
 def death(sample: int) -> Death:
-    return Death(ExitReason.CRASH, "killed its process with SIGFPE", Note(0, "", (f"{sample}\tCPU\t",)))
+    return Death(ExitReason.CRASH, "killed its process with SIGFPE", TaskProgress(0, "", (f"{sample}\tCPU\t",)))
 
 
 class TestTimeOver:
