@@ -1,4 +1,5 @@
-"""Decompositions of the attention kernels that CUDA has by names of their own, and of their gradients.
+"""Decompositions of the attention kernels that CUDA has by names of their own, and of their gradients; and of the fused
+layers that `torch.nn` calls in evaluation.
 
 `_flash_attention_forward` and `_efficient_attention_forward` compute the same two matrix products. A causal mask, a
 window and the lengths of ragged sequences become one boolean mask of (sequences, queries, keys). The dropout mask is a
@@ -326,3 +327,68 @@ def efficient_backward(
     if bias is not None and bias_requires_grad:
         of_bias = torch.empty_like(bias).copy_(of_scores.sum_to_size(bias.shape))
     return *(grad.view_as(x) for grad, x in zip(grads, (query, key, value), strict=True)), of_bias
+
+
+SQUARE, OF_KEYS = 0, 1  # mask types: (queries, keys), (B, keys); any other has the shape of the scores
+
+
+@decomposition("_masked_softmax")
+def masked_softmax(
+    self: torch.Tensor, mask: torch.Tensor, dim: int | None = None, mask_type: int | None = None
+) -> torch.Tensor:
+    """Softmax over the elements where the boolean mask is False; nan where it hides all."""
+    if mask.dtype is not torch.bool:
+        raise RuntimeError("Mask should be a boolean tensor")
+    if mask_type == OF_KEYS:
+        mask = mask[:, None, None, :]
+    return self.masked_fill(mask, -math.inf).softmax(-1 if dim is None else dim)
+
+
+@decomposition("_native_multi_head_attention")
+def multi_head_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, embed_dim: int, num_head: int,
+    qkv_weight: torch.Tensor, qkv_bias: torch.Tensor, proj_weight: torch.Tensor, proj_bias: torch.Tensor,
+    mask: torch.Tensor | None = None, need_weights: bool = True, average_attn_weights: bool = True,
+    mask_type: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+    """Of (B, rows, embed_dim): the projected result, and the weights (B, queries, keys), or (B, heads, queries, keys)
+    of each head."""
+    if any(x.is_nested for x in (query, key, value)):
+        raise NotImplementedError("nested tensors")
+    if not query.shape == key.shape == value.shape:
+        raise RuntimeError("expected `query`/`key`/`value` shapes to match")
+    weights, biases = qkv_weight.chunk(3), qkv_bias.chunk(3)
+    projected = (torch.nn.functional.linear(*of) for of in zip((query, key, value), weights, biases, strict=True))
+    q, k, v = (x.unflatten(-1, (num_head, -1)).transpose(1, 2) for x in projected)
+    scores = (q / math.sqrt(embed_dim // num_head)) @ k.transpose(-2, -1)
+    seen = scores.softmax(-1) if mask is None else masked_softmax(scores, mask.bool(), -1, mask_type)
+    result = torch.nn.functional.linear((seen @ v).transpose(1, 2).flatten(-2), proj_weight, proj_bias)
+    if not need_weights:
+        return result, None
+    return result, seen.mean(1) if average_attn_weights else seen
+
+
+@decomposition("_transformer_encoder_layer_fwd")
+def encoder_layer(
+    src: torch.Tensor, embed_dim: int, num_heads: int, qkv_weight: torch.Tensor, qkv_bias: torch.Tensor,
+    proj_weight: torch.Tensor, proj_bias: torch.Tensor, use_gelu: bool, norm_first: bool, eps: float,
+    norm_weight_1: torch.Tensor, norm_bias_1: torch.Tensor, norm_weight_2: torch.Tensor, norm_bias_2: torch.Tensor,
+    ffn_weight_1: torch.Tensor, ffn_bias_1: torch.Tensor, ffn_weight_2: torch.Tensor, ffn_bias_2: torch.Tensor,
+    mask: torch.Tensor | None = None, mask_type: int | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """`nn.TransformerEncoderLayer` of (B, rows, embed_dim): attention and a network of two layers, each added to its
+    input, with a layer norm before (`norm_first`) or after."""
+    linear, activation = torch.nn.functional.linear, torch.nn.functional.gelu if use_gelu else torch.relu
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        attention = x, x, x, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias, mask, False, False
+        return multi_head_attention(*attention, mask_type)[0]
+
+    def feed(x: torch.Tensor) -> torch.Tensor:
+        return linear(activation(linear(x, ffn_weight_1, ffn_bias_1)), ffn_weight_2, ffn_bias_2)
+
+    x = src
+    for part, weight, bias in (attend, norm_weight_1, norm_bias_1), (feed, norm_weight_2, norm_bias_2):
+        x = x + part(torch.nn.functional.layer_norm(x, (embed_dim,), weight, bias, eps) if norm_first else x)
+        x = x if norm_first else torch.nn.functional.layer_norm(x, (embed_dim,), weight, bias, eps)
+    return x

@@ -7,6 +7,8 @@ import math
 import pytest
 import torch
 
+import conformance.backend
+
 pytestmark = pytest.mark.tiny
 
 B, ROWS, KEYS, HEADS, D = 2, 5, 6, 3, 4
@@ -139,3 +141,67 @@ class TestFlashForCpu:
         x = torch.ones(1, 1, 2, 4, device="tiny")
         with pytest.raises(RuntimeError, match="do not support dropout > 0"):
             torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(x, x, x, 0.5)
+
+
+class TestFusedLayers:
+    """The fused layers that `torch.nn` calls in evaluation, against torch CPU's kernels."""
+
+    PADDING = torch.tensor([[False] * ROWS, [False] * (ROWS - 2) + [True] * 2])
+    MASKS = (
+        (None, None),
+        (torch.ones(ROWS, ROWS).triu(1).bool(), 0),
+        (PADDING, 1),
+        (torch.rand(B, HEADS, ROWS, ROWS, generator=torch.Generator().manual_seed(0)) > 0.8, 2),
+    )
+    WIDTH = HEADS * D
+
+    def same(self, op, *args, **kwargs):
+        def on_device(x):
+            return x.to("tiny") if isinstance(x, torch.Tensor) else x
+
+        with conformance.backend.no_fallback():
+            got = op(*map(on_device, args), **kwargs)
+            got = [x if x is None else x.cpu() for x in (got if isinstance(got, tuple) else (got,))]
+        want = op(*args, **kwargs)
+        want = want if isinstance(want, tuple) else (want,)
+        torch.testing.assert_close(got, list(want), equal_nan=True)
+        assert [x if x is None else x.stride() for x in got] == [x if x is None else x.stride() for x in want]
+
+    def projections(self):
+        shapes = (3 * self.WIDTH, self.WIDTH), (3 * self.WIDTH,), (self.WIDTH, self.WIDTH), (self.WIDTH,)
+        return [drawn(*shape, seed=seed) for seed, shape in enumerate(shapes)]
+
+    @pytest.mark.parametrize(("mask", "kind"), MASKS)
+    def test_masked_softmax(self, mask, kind):
+        if mask is not None:
+            self.same(torch.ops.aten._masked_softmax, drawn(B, HEADS, ROWS, ROWS), mask, -1, kind)
+        everything = torch.ones(B, ROWS, dtype=torch.bool)
+        self.same(torch.ops.aten._masked_softmax, drawn(B, HEADS, ROWS, ROWS), everything, -1, 1)
+
+    @pytest.mark.parametrize(("mask", "kind"), MASKS)
+    @pytest.mark.parametrize("weights", [(False, False), (True, True), (True, False)])
+    def test_multi_head_attention(self, mask, kind, weights):
+        x = drawn(B, ROWS, self.WIDTH, seed=9)
+        sizes = self.WIDTH, HEADS
+        self.same(
+            torch.ops.aten._native_multi_head_attention, x, x, x, *sizes, *self.projections(), mask, *weights, kind
+        )
+
+    @pytest.mark.parametrize(("mask", "kind"), MASKS)
+    @pytest.mark.parametrize(("gelu", "norm_first"), [(False, False), (True, True)])
+    def test_encoder_layer(self, mask, kind, gelu, norm_first):
+        norms = [drawn(self.WIDTH, seed=seed) for seed in range(4)]
+        feeds = [drawn(*shape) for shape in ((7, self.WIDTH), (7,), (self.WIDTH, 7), (self.WIDTH,))]
+        x = drawn(B, ROWS, self.WIDTH, seed=9)
+        self.same(
+            torch.ops.aten._transformer_encoder_layer_fwd,
+            *(x, self.WIDTH, HEADS, *self.projections(), gelu, norm_first, 1e-5, *norms, *feeds, mask, kind),
+        )
+
+    def test_a_layer_in_evaluation_does_not_leave_the_device(self):
+        layer = torch.nn.TransformerEncoderLayer(self.WIDTH, HEADS, 7, batch_first=True).eval()
+        x = drawn(B, ROWS, self.WIDTH)
+        with torch.no_grad(), conformance.backend.no_fallback():
+            want = layer(x, src_key_padding_mask=self.PADDING)
+            got = layer.to("tiny")(x.to("tiny"), src_key_padding_mask=self.PADDING.to("tiny"))
+            torch.testing.assert_close(got.cpu(), want)
