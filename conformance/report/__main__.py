@@ -1,4 +1,4 @@
-"""Reports from the command line: `conformance report diff A B`, `html FILE`, `merge FILE...`, `summary FILE`, `--form`.
+"""Reports from the command line: `conformance report diff A B`, `html FILE`, `merge FILE...`, `baseline FILE`.
 
 Reads files that `conformance.opinfo_runner`, `conformance.fuzz`, `conformance accuracy` and `conformance sizes` wrote.
 Runs no op.
@@ -61,6 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         "reports/failures/, or a case's id")  # fmt: skip
     former.add_argument("--run", type=Path, default=issue.RUN, metavar="FILE", help=f"where the case failed (default: "
                         f"{issue.RUN})")  # fmt: skip
+    accepter = commands.add_parser(
+        "baseline", help="accept a run of op_db as the baseline of its target, for later runs"
+    )
+    accepter.add_argument("run", type=Path, metavar="FILE")
     for command in (pager, merger, summarizer):
         command.add_argument("--baseline", type=Path, metavar="FILE", help="a run to compare with")
     for command in (pager, summarizer):
@@ -78,6 +82,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def baseline_for(target: str, torch: str = "") -> Path:
     """The file of a target's baseline for this torch version; without one, for the installed version."""
     return versions.baselines(torch) / f"{profiles.file_name(target)}.json.gz"
+
+
+def accept_run(run: Run, file: Path) -> None:
+    """Write a run as the baseline `file`. Results that an earlier baseline has of further cases stay, since a run may
+    be a shard, or have had too little time for them. Raises ReportError for a damaged file."""
+    new = {result.id for result in run.results}
+    earlier = load_of_kind(file, "opinfo") if file.exists() else None
+    rest = [result for result in earlier.results if result.id not in new] if earlier else []
+    model.save(model.slim(replace(run, results=[*run.results, *rest])), file)
+
+
+def _accept(options: argparse.Namespace) -> int:
+    run = load_of_kind(options.run, "opinfo")
+    if not (run.complete and run.compared):
+        raise ReportError(f"{options.run} is an interrupted run, or compared nothing; accept a whole one.")
+    file = baseline_for(run.title, run.environment.get("torch", ""))
+    accept_run(run, file)
+    print(file)
+    return 0
 
 
 def _diff(options: argparse.Namespace) -> int:
@@ -297,7 +320,8 @@ def _write_forms(run: Run, folder: Path, baseline: Run | None, fuzz: Run | None,
     return text
 
 
-_COMMANDS = {"diff": _diff, "html": _html, "merge": _merge, "summary": _summary, "issue": _issue, "form": _form}
+_COMMANDS = {"diff": _diff, "html": _html, "merge": _merge, "summary": _summary, "issue": _issue, "form": _form,
+             "baseline": _accept}  # fmt: skip
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -9,6 +9,7 @@ import re
 import resource
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,36 @@ class TestCommand:
             check=False,
         )  # fmt: skip
         assert done.stderr == ""
+
+
+class TestAcceptingARun:
+    def accept(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accepted: model.Run) -> int:
+        monkeypatch.chdir(tmp_path)
+        model.save(accepted, tmp_path / "opinfo.json")
+        return command.main(["baseline", "opinfo.json"])
+
+    def test_it_becomes_the_baseline(self, tmp_path, monkeypatch, capsys) -> None:
+        """The file is where later runs look for it. Cases that only an earlier baseline has stay in it."""
+        assert self.accept(tmp_path, monkeypatch, run(result("a"), result("b"))) == 0
+        assert self.accept(tmp_path, monkeypatch, run(failed("a"))) == 0
+        file = command.baseline_for(run().title)
+        assert capsys.readouterr().out.splitlines() == [str(file)] * 2
+        kept = {each.op: str(each.outcome) for each in model.load(file).results}
+        assert kept == {"a": "FAIL", "b": "PASS"}
+
+    @pytest.mark.parametrize("change", [{"complete": False}, {"results": []}])
+    def test_a_part_of_a_run_is_refused(self, tmp_path, monkeypatch, capsys, change) -> None:
+        """An interrupted run, or one without comparisons, would hide regressions."""
+        assert self.accept(tmp_path, monkeypatch, replace(run(result()), **change)) == 2
+        said = capsys.readouterr()
+        assert (said.out, said.err.count("\n")) == ("", 1)
+        assert "accept a whole one" in said.err and not (tmp_path / "reports").exists()
+
+    def test_a_campaign_is_refused(self, tmp_path, monkeypatch, capsys) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "fuzz.json").write_text(json.dumps(fuzz_json()))
+        assert command.main(["baseline", "fuzz.json"]) == 2
+        assert "of the kind fuzz" in capsys.readouterr().err
 
 
 class TestFuzzing:

@@ -12,7 +12,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -189,7 +189,7 @@ class OpDb(Source):
         """Delete the journal unless `--resume` can use it, and write the baseline if the user accepts the run."""
         self.journal.discard_after(run, OP_DB, session.resumable)
         if session.args.update_baseline and run.complete and run.results:
-            model.save(model.slim(_over(self.baseline, run)), self.baseline_file)
+            report.accept_run(run, self.baseline_file)
             if self.counted:
                 model.write_atomic(self.baseline_file.parent / budgets.NAME, budgets.dumps(self.counted))
 
@@ -254,13 +254,6 @@ def _narrowed(mine: Selection, usual: Selection) -> list[str]:
     """Return the differences of a part of a suite from the suite's own definition."""
     ops = [",".join(mine.ops)] if mine.ops != usual.ops else []
     return ops + ([mine.most] if mine.samples != usual.samples else [])
-
-
-def _over(baseline: Run | None, run: Run) -> Run:
-    """Return the new run, completed with the baseline's results for cases that it did not run."""
-    new = {result.id for result in run.results}
-    rest = [result for result in baseline.results if result.id not in new] if baseline else []
-    return replace(run, results=[*run.results, *rest])
 
 
 if __name__ == "__main__":
