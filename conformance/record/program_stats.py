@@ -37,7 +37,8 @@ class ProgramStats:
 
     `failing` counts programs with a difference that is not declared, and `known` programs with declared differences
     only. Both are None in results without these counts. `masked` counts programs in which a declared difference hides
-    later steps from the judge. `unwanted` counts findings that the run was not to shrink.
+    later steps from the judge. `unwanted` counts findings that the run was not to shrink. `smaller` counts the smaller
+    programs that shrinking judged, in `shrinking` seconds.
     """
 
     seeds: tuple[int, ...] = ()
@@ -52,6 +53,8 @@ class ProgramStats:
     known: int | None = None
     masked: int = 0
     unwanted: int = 0
+    smaller: int = 0
+    shrinking: float = 0.0
     options: str = ""
     corpus: tuple[str, ...] = ()
     unsupported: Mapping[str, int] = field(default_factory=dict)
@@ -89,7 +92,7 @@ def join(drawn: Sequence[ProgramStats]) -> ProgramStats | None:
 
     def joined(values: list[Any]) -> Any:
         match values[0]:
-            case int() | None:
+            case int() | float() | None:
                 return None if None in values else sum(values)
             case str():
                 return "; ".join(dict.fromkeys(filter(None, values)))

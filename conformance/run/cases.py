@@ -183,7 +183,7 @@ class CaseRun:
             result.notes += [
                 f"{task.name} had given no answer after {seconds:.0f} s when the time was over"
                 for task, seconds in pool.busy()
-                if seconds > STUCK * options.seconds
+                if seconds > max(STUCK * options.seconds, 1.0)  # a task of no second is not stuck
             ]
         if not stopped:
             self._mark_flaky(pool)

@@ -86,6 +86,8 @@ class FailingProgram(Finding):
     masking: frozenset[int] = frozenset()
     others: tuple[FailingProgram, ...] = ()
     needed: frozenset[str] = frozenset()
+    tried: int = 0
+    """Number of smaller programs that the last shrinking judged. It is not kept."""
 
     # What follows from the program and its numbers. A result file keeps it.
     count: int = field(init=False)

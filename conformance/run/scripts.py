@@ -1,20 +1,23 @@
 """Check of each finding's script in a fresh process: does it show its headline without the run?
 
-Defines `confirm`, for the results of every command. A script shows its headline if it ends with exit code 1 and reports
-the same oracle on the same tensor. For a crash or a hang, its process has to end as the headline says. A fork
-(`script_process.Forks`) is faster than `python FILE`, but only confirms a headline: after any other verdict, and for a
-hang, the script runs as `python FILE`.
+Defines `confirm`, for the results of every command, and `ScriptChecks`, for those of a running campaign. A script shows
+its headline if it ends with exit code 1 and reports the same oracle on the same tensor. For a crash or a hang, its
+process has to end as the headline says. A fork (`script_process.Forks`) is faster than `python FILE`, but only confirms
+a headline: after any other verdict, and for a hang, the script runs as `python FILE`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import subprocess
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from types import MappingProxyType
+from typing import Self
 
 from conformance.record.causes import causes_of
 from conformance.record.errors import UsageError
@@ -37,6 +40,9 @@ STARTING = 30.0
 UNSEEN = (*MEASURED, "harness", "not compared", "memory")
 """Oracles of headlines that no script can show: scripts measure no device and have no memory limit."""
 
+GRACE = 2.0
+"""Seconds that a script which runs at the end of `--minutes` has left. Then it is killed, and counts as not run."""
+
 WITHIN = "at most"
 """First words of the expected side of a measured bound. A script measures its own memory against such a bound."""
 
@@ -46,28 +52,98 @@ WHOLE = "the whole run"
 """Location that a script names for an error that no step expects."""
 
 
-def confirm(run: Run, limit: float, seconds: float, jobs: int) -> None:
+class ScriptChecks:
+    """Scripts of one target that run while a campaign still draws, and what they do.
+
+        checks = ScriptChecks("device:mydevice,import=my_backend", limit=60)
+        checks.run(result, until)  # "shows its headline"
+
+    The comment lines of a script, such as the number of programs, do not count: `confirm` does not run it again."""
+
+    def __init__(self, target: str, limit: float) -> None:
+        self.target, self.limit = target, limit
+        self.known: dict[str, str] = {}
+        self._forks: Forks | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._forks is not None:
+            self._forks.close()
+
+    def run(self, result: Result, until: float) -> str:
+        """Run a result's script, and return the value of `Result.alone`; "" if it cannot show its headline, or if it
+        has not ended at `until`, in seconds since the epoch. Raises Stopped."""
+        if not (result.scripted and _can_show(result)):
+            return ""
+        key = code_of(result.scripted.script)
+        if key in self.known:
+            return self.known[key]
+        if self._forks is None:
+            self._forks = Forks(_preloads(self.target, [result]))
+        ending = threading.Event()
+        with ThreadPoolExecutor(1) as thread:
+            try:
+                for way in [self._forks if self._forks.fit else None, None]:
+                    future = thread.submit(_verdict, result, self.limit, ending, way)
+                    while not wait([future], 0.2).done:
+                        signals.check()
+                        if time.time() >= until:
+                            ending.set()
+                    if ending.is_set():
+                        return ""
+                    if verdict := future.result():
+                        self.known[key] = verdict
+                        return verdict
+            finally:
+                ending.set()
+        return ""
+
+
+def code_of(script: str) -> str:
+    """Return a script without its comment lines, which say how often and when it was found."""
+    return "\n".join(line for line in script.splitlines() if not line.startswith("# "))
+
+
+def _preloads(target: str, results: Iterable[Result]) -> tuple[str, ...]:
+    """Modules that the scripts of these results import in each fork, unless the server has imported them."""
+    compiling = any("torch.compile(" in failure.script for result in results for failure in result.failures)
+    return ("torch._dynamo", *preloaded(target)) if compiling else ()
+
+
+def confirm(
+    run: Run,
+    limit: float,
+    seconds: float,
+    jobs: int,
+    earlier: Mapping[str, str] = MappingProxyType({}),
+    longest: float = math.inf,
+) -> None:
     """Run the scripts of the results, `jobs` at a time, and note in each result whether its script shows its headline.
 
-    After `seconds` no further script starts, and no script of a hang that would still run then. Results without a
-    verdict are marked as NOT_RUN. The time of the run includes that of its scripts.
+    After `seconds` no further script starts, and no script of a hang that would still run then. After `longest`
+    seconds, scripts that still run are killed. Results without a verdict are marked as NOT_RUN. The scripts of
+    `earlier` (`ScriptChecks.known`) do not run again. The time of the run includes that of its scripts.
     """
     scripted = [result for result in run.results if result.scripted and result.outcome is not Outcome.XPASS]
     known = {result.id: NOT_RUN if _can_show(result) else NO_SCRIPT_CAN for result in scripted}
+    for result in scripted if earlier else ():
+        if known[result.id] == NOT_RUN and result.scripted is not None:
+            known[result.id] = earlier.get(code_of(result.scripted.script), NOT_RUN)
     chosen = [*_in_order(result for result in scripted if known[result.id] == NOT_RUN)]
     ending, began = threading.Event(), time.monotonic()
-    until = began + seconds
+    until, killed = began + seconds, began + longest
 
     def shown(result: Result, way: Forks | None) -> tuple[Result, str]:
         assert result.scripted is not None  # as for all that are chosen
         needed = limit + STARTING if result.scripted.oracle == "timeout" else 0.0
         if ending.is_set() or time.monotonic() >= until - needed:
             return result, NOT_RUN
-        return result, _verdict(result, limit, ending, way)
+        verdict = _verdict(result, limit, ending, way)
+        return result, NOT_RUN if ending.is_set() and verdict != SHOWS else verdict
 
-    compiling = any("torch.compile(" in failure.script for result in chosen for failure in result.failures)
-    preload = ("torch._dynamo", *preloaded(run.target)) if compiling else ()
-    with contextlib.closing(Forks(preload)) as forks, ThreadPoolExecutor(jobs) as pool:
+    with contextlib.closing(Forks(_preloads(run.target, chosen))) as forks, ThreadPoolExecutor(jobs) as pool:
         way = forks if forks.fit else None
         left: set[Future[tuple[Result, str]]] = {pool.submit(shown, result, way) for result in chosen if seconds}
         try:
@@ -79,6 +155,8 @@ def confirm(run: Run, limit: float, seconds: float, jobs: int) -> None:
                     else:  # behind all scripts that have not run yet
                         left.add(pool.submit(shown, result, None))
                 signals.check()
+                if time.monotonic() >= killed:
+                    ending.set()
         except KeyboardInterrupt:
             run.interrupted, run.complete = signals.signal_number(), False
         finally:

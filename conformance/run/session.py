@@ -48,6 +48,9 @@ from conformance.run.worker_log import log_file
 SHARE = 0.1
 """Share of `--minutes` for the probe, for the trials of a profile, and for running scripts, each."""
 
+LEAST_CHECKING = 0.25
+"""Part of the time for scripts that they have if the source ended late, as on a busy machine."""
+
 UNIT_SHARE, LEAST_UNIT = 0.25, 20.0
 """Share of `--minutes` that one program or case may take at most, and the least such limit in seconds."""
 
@@ -146,6 +149,10 @@ class Session:
     """Whether the command has `--resume`."""
     not_judged: list[Shortfall] = field(default_factory=list)
     """What the probe, and the trials of a profile, did not judge. It belongs to the next run."""
+    checked: dict[str, str] = field(default_factory=dict)
+    """The scripts that a source has run itself, and what they do (`ScriptChecks.known`)."""
+    checking: float = 0.0
+    """Seconds that are kept for running the scripts of the source that runs."""
     pythons: Mapping[str, str] = field(default_factory=dict)
     """The interpreters of `--also-on`, with their torch versions."""
 
@@ -233,6 +240,8 @@ class Session:
         checking = min(scripts.BUDGET, SHARE * seconds) if self.args.check_scripts is None else self.args.check_scripts
         trying = min(BUDGET, SHARE * seconds) if self.profile is not None and self.profile.operators else 0.0
         kept_back = checking + trying if seconds < math.inf else 0.0
+        self.checking = checking
+        until = time.monotonic() + seconds
         run = source.execute(self, max(seconds - kept_back, 0.0))
         earlier = run.seconds
         begun = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=time.monotonic() - began)
@@ -255,7 +264,13 @@ class Session:
             there, notes = source.stale(self, run, trying if seconds < math.inf else BUDGET)
             run.results, run.notes = [*run.results, *there], [*run.notes, *notes]
         jobs = 1 if self.limits.recycle == 1 else self.args.jobs  # each may need as much memory as a worker may take
-        scripts.confirm(run, self.limits.unit, 0.0 if run.interrupted else checking, jobs)
+        longest = math.inf
+        if seconds < math.inf and self.args.check_scripts is None:  # what the source has left is for scripts, too
+            left = until - time.monotonic()
+            checking = min(max(left, LEAST_CHECKING * checking), scripts.BUDGET)
+            longest = checking + scripts.GRACE
+        checking = 0.0 if run.interrupted else checking
+        scripts.confirm(run, self.limits.unit, checking, jobs, self.checked, longest)
         if self.pythons and not run.interrupted:
             scripts.also_on(run, self.pythons, self.limits.unit, checking)
         self._count_shortfalls(run)

@@ -122,6 +122,7 @@ class ShrinkTrials:
     ) -> None:
         self.target, self.progress, self.matches, self.hangs, self.hang = target, progress, matches, hangs, hang
         self.seconds, self.until = seconds, until
+        self.tried = 0
 
     @property
     def best(self) -> Program | None:
@@ -139,6 +140,7 @@ class ShrinkTrials:
         text = json.dumps(program.to_json())
         if text in self.progress.skipped or self.progress.over:
             return False
+        self.tried += 1
         try:
             trial = Trial.of(program, self.target)
             failed, timed_out = self.matches(trial, self.judged(trial, text)), False
@@ -193,7 +195,8 @@ def shrink(
 
     hangs = finding.kind == TIMEOUT
     deadly = ShrinkTrials(target, progress, exhausts, hangs=hangs, hang=hang, until=until)
-    return finding.died_on(deadly.smallest(finding.program, CRASH_TRIALS, passes_of(finding)))
+    small = finding.died_on(deadly.smallest(finding.program, CRASH_TRIALS, passes_of(finding)))
+    return replace(small, tried=deadly.tried)
 
 
 class Minimizer:
@@ -213,12 +216,13 @@ class Minimizer:
         self, target: Target, finding: FailingProgram, most: int, until: float, progress: ShrinkProgress
     ) -> None:
         self.target, self.finding, self.most, self.until, self.progress = target, finding, most, until, progress
+        self.tried = 0
 
     def smallest(self) -> FailingProgram:
         """Return the finding on the smallest program, with its cause; the same finding if it does not fail again."""
         small, verdict = self._smallest()
         if not verdict.mismatches or verdict.vanished:
-            return self.finding
+            return replace(self.finding, tried=self.tried)
         plain = None if passes_of(self.finding) else plainer(small, verdict, self._is_wrong)
         if plain is not None:
             small, verdict = plain, judge_program(plain, self.target)
@@ -231,6 +235,7 @@ class Minimizer:
             bad_step=verdict.bad_step,
             property=cause.property,
             op=cause.op,
+            tried=self.tried,
         )
 
     def _smallest(self) -> tuple[Program, Verdict]:
@@ -259,6 +264,7 @@ class Minimizer:
                 program, shown = (beginning, mismatches) if mismatches else (program, shown)
         self.leading = leading(shown)
         small = Trial.of(self.trials.smallest(program, self.most, passes_of(self.finding)), self.target)
+        self.tried += self.trials.tried
         return small, judge_trial(small)
 
     def _matches(self, candidate: Trial, verdict: Verdict) -> bool:

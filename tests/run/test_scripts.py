@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
 import sys
+import time
 
 import pytest
 
@@ -15,7 +17,7 @@ from conformance.report.summary import facts
 from conformance.run import messages, scripts
 from conformance.run.processes import can_fork
 from conformance.run.script_process import run_alone
-from conformance.run.scripts import NO_SCRIPT_CAN, confirm, statement_about
+from conformance.run.scripts import NO_SCRIPT_CAN, ScriptChecks, confirm, statement_about
 
 LOST = "it finds no difference"
 SAID = "print('{}')\nraise SystemExit({})"
@@ -223,6 +225,43 @@ class TestConfirm:
         confirm(run, 10, 60, 1)
         assert order.read_text().split() == ["lost", "shows", "lost"]
         assert [result.alone for result in run.results] == [LOST, SHOWS]
+
+
+class TestScriptChecks:
+    """Scripts that a campaign runs while it draws."""
+
+    @staticmethod
+    def counted(count: pathlib.Path, notes: str = "") -> Result:
+        """A result whose script shows its headline, and adds a character to a file when it runs."""
+        script = f"{notes}open({str(count)!r}, 'a').write('x'); " + SAID.format("value of c: expected 1, got 2", 1)
+        return result_of(script)
+
+    def test_a_script_runs_once(self, tmp_path: pathlib.Path) -> None:
+        """Neither the campaign nor the end of the run runs it again, unless its code has changed. The number of
+        programs in its comments changes all the time."""
+        count = tmp_path / "count"
+        with ScriptChecks("cpu", 20) as checks:
+            assert checks.run(self.counted(count, "# FAIL in 1 program\n"), math.inf) == SHOWS
+            assert checks.run(self.counted(count, "# FAIL in 2 programs\n"), math.inf) == SHOWS
+        run = Run("cpu", [self.counted(count, "# FAIL in 3 programs\n"), self.counted(count, "pass\n").replace(op="d")])
+        assert count.read_text() == "x"
+        confirm(run, 20, 0.0, 1, checks.known)
+        assert [result.alone for result in run.results] == [SHOWS, NOT_RUN]
+        confirm(run, 20, 60, 1, checks.known)
+        assert [result.alone for result in run.results] == [SHOWS, SHOWS] and count.read_text() == "xx"
+
+    def test_the_end_of_the_time(self) -> None:
+        """A script that would run longer than the campaign has no answer, and is not taken for a hang."""
+        with ScriptChecks("cpu", 20) as checks:
+            assert checks.run(result_of("import time; time.sleep(1000)"), time.time() + 0.1) == ""
+        assert checks.known == {}
+
+    def test_the_end_of_minutes(self) -> None:
+        """A script that runs at the end is killed, and counts as not run. Regression test: `--minutes 2` could take the
+        limit of a script longer."""
+        run = Run("cpu", [result_of("import time; time.sleep(1000)")])
+        confirm(run, 600, 60, 1, longest=0.2)
+        assert [result.alone for result in run.results] == [NOT_RUN]
 
 
 FAKE = """#!{python}

@@ -8,6 +8,7 @@ distinct bug once, with a small program. All files of a campaign carry its name,
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from conformance.declare import profile as profiles
+from conformance.engine.facts import TargetFacts
 from conformance.engine.loading import describe_target
 from conformance.program.model import ProgramError
 from conformance.program.script import script
@@ -30,11 +32,12 @@ from conformance.record.shortfall import FINDINGS, ON_LAYER, PROGRAMS, Shortfall
 from conformance.report.live import CampaignState, Log
 from conformance.run import smaller
 from conformance.run.execution_place import LOCAL, ExecutionPlace
-from conformance.run.failing_program import FailingProgram
+from conformance.run.failing_program import DEATHS, FailingProgram
 from conformance.run.messages import OutOfTime, PoolLost, WorkerDied
 from conformance.run.shrinking import Ahead, LocalShrinker, RemoteShrinker, Shrinker, ThreadShrinker
 from conformance.sources.fuzzing.isolation import Workers, saved_findings
 from conformance.sources.fuzzing.plan import HANGS, Plan, Shard, again
+from conformance.sources.fuzzing.results import result_of
 from conformance.sources.fuzzing.worker import ShardResult
 
 PROGRESS = 8
@@ -50,6 +53,14 @@ before the last program is drawn, rounded down: none of four."""
 MEANWHILE, LONGEST_TURN = 0.15, 30.0
 """Limits on shrinking before the last program is drawn, if `--minutes` limits the campaign: the share of the time so
 far, and the seconds for one finding."""
+
+CHECKING = 0.1
+"""Share of the time so far for running scripts before the last program is drawn, if `--minutes` limits the campaign.
+The script of the first finding runs in any case."""
+
+MOST_FOR_SCRIPTS, SCRIPT_SECONDS = 0.15, 2.0
+"""Largest share of `--minutes` that a campaign leaves for scripts in addition to the session's share, and the seconds
+that a script is expected to take before one has run."""
 
 PATIENCE = 1.0
 """Interval in seconds between checkpoints. Findings merged since the last checkpoint are still on disk in their shard
@@ -75,7 +86,18 @@ class Campaign:
     running: int = 0
     """Number of shards that workers are running."""
     shrinking: float = 0.0
-    """Seconds of shrinking before the last program was drawn."""
+    """Seconds of shrinking so far."""
+    tried: int = 0
+    """Number of smaller programs that shrinking has judged."""
+    seconds: float = 0.0
+    """Seconds of the whole campaign, without those of an earlier run that it resumes."""
+    check: Callable[[Result, float], str] | None = None
+    """Runs the script of a result before a time, and returns what it does; "" without an answer. None: scripts do not
+    run during the campaign."""
+    checking: float = 0.0
+    """Seconds of running scripts so far."""
+    kept_for_scripts: float = 0.0
+    """Seconds behind the campaign's own time in which the session runs the scripts that are left."""
     running_seconds: float = 0.0
     earlier_seconds: float = 0.0
     unfinished: dict[int, Shard] = field(default_factory=dict)
@@ -87,10 +109,19 @@ class Campaign:
     name: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     """Identifier in the names of its files. It separates campaigns in one folder or on one target."""
     place: ExecutionPlace = LOCAL
+    _checked: set[Path] = field(default_factory=set)
+    """The scripts that have run."""
+    _layers: dict[str, Workers] = field(default_factory=dict)
+    """Workers of the targets without the backend under test that have judged a finding."""
     _noted: float = 0.0
     _unsaved: list[FailingProgram] = field(default_factory=list)
     _taken: list[Path] = field(default_factory=list)
     """Files to delete once the findings are on disk."""
+
+    @functools.cached_property
+    def facts(self) -> TargetFacts:
+        """The facts of the target. To describe a target takes 20 ms, since entry points may name it."""
+        return describe_target(self.plan.target).facts
 
     def run(self) -> None:
         """Run the plan, then shrink the findings. Raises TargetError if the target cannot be loaded, and ProgramError
@@ -102,6 +133,18 @@ class Campaign:
         self.following = -len(self.plan.corpus)
         if self.plan.resume:
             self._restore()
+        try:
+            self._run_and_shrink()
+            for relative in self.facts.siblings:
+                if not self._late():
+                    self._compare(relative)
+        finally:
+            self.seconds = time.time() - self.began_at
+            for workers in self._layers.values():
+                workers.close()
+            self._layers.clear()
+
+    def _run_and_shrink(self) -> None:
         plan = self.plan
         with Workers(plan.target, plan.limits, plan.jobs, self.place) as workers:
             remote = None if self.place.local else RemoteShrinker(workers, plan.trials)
@@ -122,18 +165,17 @@ class Campaign:
         if threads > 1:  # the workers that ran the programs have ended, since each thread has workers of its own
             with ThreadShrinker(workers, threads, plan.trials) as ahead:
                 self._shrink_all(ahead, ahead, 2 * threads)
-        for relative in describe_target(self.plan.target).facts.siblings:
-            if not self._late():
-                self._compare(relative)
 
     def _shrink_all(self, shrinker: Shrinker, ahead: Ahead | None, most: int) -> None:
         """Shrink the findings in the order of their rank, and up to `most` of them ahead of their turn. The first
         finding of a cause, and so the set of findings that are shrunk, does not depend on the scheduling of a pool."""
         # If the campaign ends meanwhile, the remaining findings stay unshrunk.
+        self._judge_without_backend()
         while not self._late() and (finding := next(filter(self._due, self._queue()), None)) is not None:
             if ahead is not None:
                 self._shrink_ahead(ahead, most)
-            self._shrink(shrinker, finding)
+            self._shrink_timed(shrinker, finding)
+            self._check_scripts()
 
     def _queue(self) -> list[FailingProgram]:
         """The findings that are not shrunk, in the order in which they are to be. If `--minutes` limits the campaign,
@@ -147,7 +189,7 @@ class Campaign:
             turns = (finding for pair in zip(frequent, ranked, strict=True) for finding in pair)
             ranked = [*{id(finding): finding for finding in turns}.values()]
         if self.wanted is None:
-            ranked.sort(key=lambda finding: bool(finding.layer))
+            ranked.sort(key=self.of_torch)
         return [finding for finding in ranked if not finding.shrunk]
 
     @property
@@ -157,7 +199,45 @@ class Campaign:
         return [finding for finding in self.findings if not finding.shrunk and finding not in queue]
 
     def _due(self, finding: FailingProgram) -> bool:
-        return not (finding.shrunk or self._enough_of(finding) or self._unshrinkable(finding))
+        excused = self.wanted is None and not self.plan.fail_on_torch_bugs and self.of_torch(finding)
+        return not (finding.shrunk or excused or self._enough_of(finding) or self._unshrinkable(finding))
+
+    def of_torch(self, finding: FailingProgram) -> bool:
+        """Whether a finding also shows without the backend under test, as far as is known. It does not fail the run,
+        and is not shrunk: with a backend that has no bug, shrinking PyTorch's took most of the time."""
+        if not (finding.layer or finding.kind in DEATHS):
+            return False
+        answers = [finding.elsewhere.get(layer, "") for layer in self.facts.without_backend]
+        return any(answer.startswith(smaller.SAME) for answer in answers) or finding.layer in self._unanswered(finding)
+
+    def _unanswered(self, finding: FailingProgram) -> list[str]:
+        """The targets without the backend on which the outcome of a finding depends, and which have not judged it. The
+        worker has judged a difference on each of them in its own process, which the target under test may have
+        spoiled; a death it has not."""
+        layers = self.facts.without_backend
+        asked = layers if finding.kind in DEATHS and finding.program.inputs else (finding.layer,)
+        return [layer for layer in asked if layer and layer not in finding.elsewhere]
+
+    def _judge_without_backend(self) -> None:
+        """Judge findings that may be PyTorch's own without the backend, in a separate process, before any is shrunk. A
+        finding that does not fail there in the same way is the backend's."""
+        for finding in [finding for finding in self.findings if self._unanswered(finding)]:
+            for layer in self._unanswered(finding):
+                if layer not in self._layers:
+                    self._layers[layer] = Workers(layer, self.plan.limits, 1, self.place)
+                answer = self._elsewhere(self._layers[layer], layer, finding) if not self._late() else None
+                if answer is None:
+                    return
+                judged = replace(finding, elsewhere={**finding.elsewhere, layer: answer})
+                if finding.layer and not answer.startswith(smaller.SAME):
+                    for suffix in ".py", ".json":
+                        self.path(finding, suffix).unlink(missing_ok=True)
+                    self._put(finding)
+                    self.add(replace(judged, layer=""))
+                    break
+                self._put(finding, judged)
+                self._save(judged)
+                finding = judged
 
     def _shrink_ahead(self, ahead: Ahead, most: int) -> None:
         """Start to shrink findings that probably have distinct causes ahead of their turn, until `most` are running."""
@@ -179,32 +259,36 @@ class Campaign:
 
     def _compare(self, relative: str) -> None:
         """Run each finding on a related target, in a separate process, to show which side has the bug."""
-        limits, until = self.plan.limits, self._deadline()
-        longest = 2 * limits.unit + limits.compiling
-        with Workers(relative, limits, 1, self.place) as workers:
+        with Workers(relative, self.plan.limits, 1, self.place) as workers:
             for finding in self.ranked():
                 if relative in finding.elsewhere or not finding.program.inputs or self._late():
                     continue
-                try:
-                    answer = workers.ask(
-                        smaller.elsewhere, relative, finding, limits.unit, seconds=longest, until=until
-                    )
-                except OutOfTime:
+                answer = self._elsewhere(workers, relative, finding)
+                if answer is None:
                     return
-                except WorkerDied as died:
-                    answer = smaller.died_elsewhere(finding, died.death)
-                except TargetError as error:
-                    answer = f"cannot be used: {error}"
                 compared = replace(finding, elsewhere={**finding.elsewhere, relative: answer})
                 self._put(finding, compared)
                 self._save(compared)
+
+    def _elsewhere(self, workers: Workers, relative: str, finding: FailingProgram) -> str | None:
+        """Return the result of a finding's program on a related target; None if the time is over."""
+        limits, until = self.plan.limits, self._deadline()
+        longest = 2 * limits.unit + limits.compiling
+        try:
+            answer: str = workers.ask(smaller.elsewhere, relative, finding, limits.unit, seconds=longest, until=until)
+            return answer
+        except OutOfTime:
+            return None
+        except WorkerDied as died:
+            return smaller.died_elsewhere(finding, died.death)
+        except TargetError as error:
+            return f"cannot be used: {error}"
 
     @property
     def hang(self) -> dict[str, int]:
         """Ops in whose steps at least `HANGS` programs timed out, with the number of programs. Empty if a step of the
         target is not one op, because the target is lazy or transforms programs."""
-        target = describe_target(self.plan.target)
-        if target.facts.lazy or target.facts.transforms_program:
+        if self.facts.lazy or self.facts.transforms_program:
             return {}
         hangs = {finding.op: finding.count for finding in self.distinct() if finding.kind == TIMEOUT}
         return {op: count for op, count in hangs.items() if op in OPS and count >= HANGS}
@@ -227,8 +311,19 @@ class Campaign:
 
     def _deadline(self, part: float = 1.0) -> float:
         """Time at which this share of the campaign's minutes has passed, in seconds since the epoch; infinity without a
-        limit."""
-        return math.inf if self.plan.minutes is None else self.began_at + part * 60 * self.plan.minutes
+        limit. The time for scripts that the session has no time for is left out."""
+        if self.plan.minutes is None:
+            return math.inf
+        return self.began_at + part * (60 * self.plan.minutes - self._for_scripts(60 * self.plan.minutes))
+
+    def _for_scripts(self, seconds: float) -> float:
+        """Seconds of a limited campaign to leave for scripts in addition to those that the session keeps."""
+        if self.check is None or not self.findings:
+            return 0.0
+        ran = len(self._checked)
+        left = len({finding.title() for finding in self.findings}) - ran
+        expected = left * (self.checking / ran if ran else SCRIPT_SECONDS)
+        return min(max(expected - self.kept_for_scripts, 0.0), MOST_FOR_SCRIPTS * seconds)
 
     def _drawing_deadline(self, found: bool = False) -> float:
         return self._deadline(1 - SHRINKING if self.findings or found else 1.0)
@@ -246,9 +341,28 @@ class Campaign:
             finding = next(filter(self._due, self._queue()), None)
             if finding is None:
                 return
-            begin = time.monotonic()
-            self._shrink(shrinker, finding, min(self._drawing_deadline(), time.time() + LONGEST_TURN))
-            self.shrinking += time.monotonic() - begin
+            self._shrink_timed(shrinker, finding, min(self._drawing_deadline(), time.time() + LONGEST_TURN))
+            self._check_scripts(CHECKING * (time.monotonic() - self.began))
+
+    def _shrink_timed(self, shrinker: Shrinker, finding: FailingProgram, until: float | None = None) -> None:
+        begin = time.monotonic()
+        self._shrink(shrinker, finding, until)
+        self.shrinking += time.monotonic() - begin
+
+    def _check_scripts(self, most: float = math.inf) -> None:
+        """Run the scripts of findings that are shrunk, while running scripts has taken less than `most` seconds. They
+        come before more drawing and shrinking: a script that shows its headline is what a user looks at first."""
+        if self.plan.minutes is None or self.check is None:
+            return
+        for finding in self.ranked():
+            path = self.path(finding)
+            if self._checked and (self.checking >= most or self._late()):
+                return
+            if finding.shrunk and path not in self._checked:
+                begin = time.monotonic()
+                self._checked.add(path)
+                self.check(result_of(finding, self.script(finding)), self._deadline())
+                self.checking += time.monotonic() - begin
 
     def _run_shards(self, workers: Workers, shrinker: Shrinker, remote: RemoteShrinker | None) -> None:
         """Run the shards, and merge the result of each as it ends. Shrink some findings meanwhile."""
@@ -283,6 +397,7 @@ class Campaign:
             if remote is not None and aside:
                 self._shrink_ahead(remote, aside)
             elif remote is None:
+                self._judge_without_backend()
                 self._shrink_meanwhile(shrinker)
             begin()
             if time.monotonic() - self._noted >= PATIENCE:
@@ -431,7 +546,8 @@ class Campaign:
                 why, broken = f"failed: {type(error).__name__}: {error}", True
                 small = replace(small, elsewhere={**small.elsewhere, "shrinking": why})
         # A pool may have shrunk the finding ahead of its turn, when fewer programs had shown it.
-        shrunk = replace(small.of_programs(finding), shrunk=True, others=finding.others)
+        self.tried += small.tried
+        shrunk = replace(small.of_programs(finding), shrunk=True, others=finding.others, tried=0)
         before = [finding]
         if shrunk.an_error and time.time() < until and not broken:
             shrunk = replace(shrunk, needed=shrunk.operators & finding.operators)
@@ -489,11 +605,12 @@ class Campaign:
         late = [*filter(self._due, self._queue())]
         shrunk = [finding for finding in self.findings if finding.shrunk]
         rows.append(Shortfall(FINDINGS, len(late) + sum(finding.cut for finding in shrunk), len(late) + len(shrunk)))
-        # A finding that was not tried without the backend counts as one of the backend, so its outcome depends on it.
         tried = [finding for finding in self.findings if finding.program.inputs]
-        for relative in describe_target(plan.target).facts.siblings:
-            missing = sum(relative not in finding.elsewhere for finding in tried)
-            rows.append(Shortfall(ON_LAYER.format(relative), missing, len(tried)))
+        for relative in self.facts.siblings:
+            # Of targets without the backend, only answers that an outcome depends on: a worker has judged the others.
+            asked = self._unanswered if relative in self.facts.without_backend else lambda finding: self.facts.siblings
+            missing = [finding for finding in tried if relative not in finding.elsewhere and relative in asked(finding)]
+            rows.append(Shortfall(ON_LAYER.format(relative), len(missing), len(tried)))
         return [row for row in rows if row.missing or (not row.planned and row.what == programs)]
 
     def path(self, finding: FailingProgram, suffix: str = ".py") -> Path:

@@ -28,6 +28,7 @@ from conformance.run import options, signals
 from conformance.run.failing_program import FailingProgram
 from conformance.run.messages import Limits
 from conformance.run.profile_trials import contradictions
+from conformance.run.scripts import ScriptChecks
 from conformance.run.session import Session, Source, limits_of, usual
 from conformance.run.session import main as run_command
 from conformance.run.terminal import View, shown
@@ -99,7 +100,11 @@ class Programs(Source):
         minutes = None if seconds == math.inf else seconds / 60
         plan = self.plan(session.args, session.limits, session.target, minutes)
         self.running, interrupted = Campaign(plan, place=session.place, wanted=self.wanted), 0
-        with shown(session.console) as view:
+        checks = ScriptChecks(session.target, session.limits.unit)
+        session.checked = checks.known
+        if session.checking:
+            self.running.check, self.running.kept_for_scripts = checks.run, session.checking
+        with shown(session.console) as view, checks:
             try:
                 show_progress(self.running, view)
                 self.running.run()
@@ -251,7 +256,9 @@ def show_progress(running: Campaign, view: View) -> None:
             known.update(names)
             if not told and finding.op != MOVE:  # one sentence at the end reports a failing move
                 result = result_of(finding)
-                also = f" ({WITHOUT_BACKEND})" if finding.layer else ""
+                also = ""
+                if at.of_torch(finding):
+                    also = f" ({WITHOUT_BACKEND}{'' if at.plan.fail_on_torch_bugs else ', so it is not shrunk'})"
                 view.finding(f"{result.outcome} in program {finding.number}: {headline(result)}{also}")
         failing = len(set[int]().union(*(finding.numbers for finding in findings)))
         view.at(progress(at), at.plan.wanted, failing, line(at))

@@ -120,6 +120,8 @@ def run_of(campaign: Campaign, interrupted: int = 0) -> Run:
     drawn = ProgramStats(
         **{**totals, "seeds": (plan.seed,), "programs": done.done, "options": options, "corpus": corpus},
         unwanted=len(campaign.unwanted),
+        smaller=campaign.tried,
+        shrinking=round(campaign.shrinking, 1),
         writes=hazards.ACCESSES if done.hazards else (),
         relations=hazards.RELATIONS if done.hazards else (),
         **({} if plan.listed is not None else dict(zip(AXES, map(tuple, NAMES), strict=True))),  # type: ignore[arg-type]
@@ -176,6 +178,8 @@ def _result(campaign: Campaign, finding: FailingProgram, corpus: tuple[str, ...]
     result = result_of(finding, script)
     layers = target.facts.without_backend
     layer = next((spec for spec in layers if finding.elsewhere.get(spec, "").startswith(SAME)), "")
+    # A worker has seen that the finding also shows there. Only a separate process can tell that it does not.
+    layer = layer or (finding.layer if finding.layer not in finding.elsewhere else "")
     layer = layer if finding.layer or finding.kind in (CRASH, TIMEOUT) else ""
     return result.without_backend(layer, campaign.plan.fail_on_torch_bugs) if layer else result
 

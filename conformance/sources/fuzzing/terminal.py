@@ -68,6 +68,9 @@ def summarize(running: Campaign, run: Run, console: Console, where: str) -> None
             else ""
         )
     )
+    if running.tried:
+        share = running.shrinking / max(running.seconds, running.shrinking, 1e-9)
+        console.print(f"shrinking: {counted(running.tried, 'smaller program')}, {share:.0%} of the time")
 
 
 def _heading(console: Console, text: str) -> None:
@@ -106,8 +109,11 @@ def _example(console: Console, result: Result, finding: FailingProgram, running:
     if result.remark:
         console.print(escape_control_characters(result.remark))
     if not finding.shrunk:
-        late = "--minutes was over before its turn; --minimize makes it small"
-        why = late if finding.pattern.startswith(NOT_SHRUNK.format("")) else "smaller findings have the same pattern"
+        why = "--minutes was over before its turn; --minimize makes it small"
+        if result.layer:
+            why = "it is no bug of your backend; --minimize makes it small"
+        elif not finding.pattern.startswith(NOT_SHRUNK.format("")):
+            why = "smaller findings have the same pattern"
         console.print(f"not shrunk: {why}")
     if explanation := legend(finding.title(), *seen):
         console.print(f"where {explanation}")

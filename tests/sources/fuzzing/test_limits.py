@@ -32,7 +32,7 @@ from conformance.run.messages import Limits, OutOfTime, Pool
 from conformance.run.program_workers import ProgramWorkers
 from conformance.run.shrinking import TO_ANSWER, LocalShrinker
 from conformance.sources.fuzzing import command, worker
-from conformance.sources.fuzzing.campaign import LONGEST_TURN, MEANWHILE, Campaign
+from conformance.sources.fuzzing.campaign import CHECKING, LONGEST_TURN, MEANWHILE, MOST_FOR_SCRIPTS, Campaign
 from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.drawing import Drawing
 from conformance.sources.fuzzing.isolation import Workers
@@ -369,7 +369,7 @@ class TestShrinkingMeanwhile:
     def running(clock: Clock, folder: Path, findings: int, minutes: float | None, drawn: float) -> Campaign:
         """Campaign with this number of findings that has drawn programs for `drawn` seconds."""
         campaign = Campaign(Plan("cpu", minutes=minutes, reports=folder), began=clock.now, began_at=clock.now)
-        (folder / "failures").mkdir()
+        (folder / "failures").mkdir(parents=True)
         for number in range(findings):
             finding = FailingProgram(
                 f"group {number}", FAIL, number, program=program(NEG), bad_step=1, property="value", op=f"op{number}"
@@ -435,6 +435,62 @@ class TestShrinkingMeanwhile:
         plan = Plan("cpu", minutes=5.0, programs=60, drawing=Drawing(without=("op_db",)), reports=tmp_path)
         Campaign(plan).run()
         assert seen == [(20, True), (40, True), (60, True)]
+
+
+class TestScriptsMeanwhile:
+    """With `--minutes`, the scripts of the first findings run before more is drawn. Regression test: 22 of 25 scripts
+    did not run in three minutes."""
+
+    @pytest.fixture
+    def clock(self, monkeypatch: pytest.MonkeyPatch) -> Clock:
+        clock = Clock()
+        for name in ("time", "monotonic"):
+            monkeypatch.setattr(worker.time, name, clock.time)
+        return clock
+
+    def checking(self, clock: Clock, folder: Path, findings: int, minutes: float | None) -> tuple[Campaign, list[str]]:
+        """A campaign whose scripts take 2 s each, and the operators whose scripts have run."""
+        campaign, ran = TestShrinkingMeanwhile.running(clock, folder, findings, minutes, drawn=100.0), list[str]()
+
+        def check(result: Any, until: float) -> str:
+            ran.append(result.op)
+            clock.now += 2.0
+            return "shows its headline"
+
+        campaign.check = check
+        return campaign, ran
+
+    def test_they_take_their_share(self, clock: Clock, tmp_path: Path) -> None:
+        """Each script runs once, after its finding is shrunk, within a tenth of the time so far."""
+        campaign, ran = self.checking(clock, tmp_path, 50, 60.0)
+        campaign._shrink_meanwhile(Shrinking(clock, 1.0))
+        shrunk = [finding.op for finding in campaign.findings if finding.shrunk]
+        assert 5 <= len(ran) < len(shrunk) and {*ran} < {*shrunk} and len({*ran}) == len(ran)
+        assert campaign.checking == 2.0 * len(ran) < CHECKING * (clock.now - campaign.began) + 2.0
+        assert campaign.shrinking == len(shrunk)
+
+    def test_the_first_always_runs(self, clock: Clock, tmp_path: Path) -> None:
+        """A user sees after seconds whether the report will show what it says."""
+        campaign, ran = self.checking(clock, tmp_path, 3, 60.0)
+        campaign.findings[0] = replace(campaign.findings[0], shrunk=True)
+        campaign._check_scripts(0.0)
+        campaign._check_scripts(0.0)
+        assert ran == ["op0"]
+
+    def test_time_is_left_for_the_others(self, clock: Clock, tmp_path: Path) -> None:
+        """With more findings than the session has time for, drawing and shrinking end earlier, up to a bound."""
+        deadlines = []
+        for findings in (0, 3, 20, 1000):
+            campaign, _ = self.checking(clock, tmp_path / str(findings), findings, 3.0)
+            campaign.kept_for_scripts = 20.0
+            deadlines.append(campaign.began_at + 180 - campaign._deadline())
+        assert deadlines == [0.0, 0.0, 20.0, MOST_FOR_SCRIPTS * 180]
+
+    def test_without_a_limit_they_run_at_the_end(self, clock: Clock, tmp_path: Path) -> None:
+        campaign, ran = self.checking(clock, tmp_path, 3, None)
+        campaign.findings[0] = replace(campaign.findings[0], shrunk=True)
+        campaign._check_scripts()
+        assert not ran
 
 
 class TestNotShrunk:

@@ -13,15 +13,22 @@ from typing import Any
 
 import pytest
 
-from conformance.program.model import Program, ProgramError
+from conformance.program.model import Input, Program, ProgramError, Storage
 from conformance.program.steps.op import Step, tensor
 from conformance.record.finding import FAIL
+from conformance.record.result import Outcome
+from conformance.record.shortfall import ON_LAYER, Shortfall
 from conformance.run.failing_program import FailingProgram
 from conformance.run.messages import Death, Done, ExitReason, Limits, Task
 from conformance.run.shrinking import RemoteShrinker
+from conformance.run.smaller import SAME
 from conformance.sources.fuzzing.campaign import PROGRESS, Campaign
 from conformance.sources.fuzzing.plan import Plan, Shard
+from conformance.sources.fuzzing.results import run_of
 
+ONE = Program(
+    (Storage("float32", 1),), (Input("a", 0, "float32", (1,), (1,)),), (Step("neg", (tensor("a"),), out=("b",)),)
+)
 FOUND = [FailingProgram(f"value / op {number % 3}", FAIL, number, property="value") for number in range(12)]
 
 
@@ -138,8 +145,9 @@ class TestBugsOfTorch:
 
     @pytest.mark.parametrize(("layer", "due"), [("", True), ("compile:aot_eager", False)])
     def test_one_example_of_a_pattern(self, tmp_path: Path, layer: str, due: bool) -> None:
-        """The second operator with one pattern is not shrunk, while a finding of the backend's own is."""
-        running = campaign(tmp_path)
+        """The second operator with one pattern is not shrunk, while a finding of the backend's own is. PyTorch's are
+        shrunk only if they fail the run."""
+        running = campaign(tmp_path, fail_on_torch_bugs=True)
         running.add(replace(FOUND[0], layer=layer))
         running.add(replace(FOUND[1], layer=layer))
         first, second = running.findings
@@ -147,6 +155,64 @@ class TestBugsOfTorch:
         assert running._due(first) and running._due(second)
         running._put(first, replace(first, shrunk=True))
         assert running._due(second) is due
+
+    def test_they_are_not_shrunk(self, tmp_path: Path) -> None:
+        """PyTorch's own do not fail the run, so no smaller program is tried. Regression test: on a right backend, 200
+        programs had not ended after 25 minutes, of which shrinking took most."""
+        running = campaign(tmp_path)
+        running.add(replace(FOUND[0], layer="compile:aot_eager"))
+        running.add(FOUND[1])
+        assert [finding.layer for finding in filter(running._due, running._queue())] == [""]
+
+
+class TestWithoutBackend:
+    """Findings that may be PyTorch's own are judged without the backend before any is shrunk."""
+
+    LAYER = "passthrough"
+
+    def running(self, folder: Path, monkeypatch: pytest.MonkeyPatch, answer: str) -> tuple[Campaign, list[int]]:
+        """A campaign of a device in Python, and the programs that it asks about, with what they do without it."""
+        (folder / "failures").mkdir(parents=True)
+        plan = Plan("device:cpu,import=tests.planted.lying_modes,call=nothing", minutes=1.0, reports=folder)
+        running, asked = Campaign(plan, name="0123456789ab"), []
+
+        def elsewhere(self: Campaign, workers: Any, layer: str, finding: FailingProgram) -> str:
+            asked.append(finding.number)
+            return answer
+
+        monkeypatch.setattr(Campaign, "_elsewhere", elsewhere)
+        running.add(replace(FOUND[0], layer=self.LAYER))
+        running.add(FOUND[1])
+        return running, asked
+
+    def test_a_bug_of_torch(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It is judged once, and not shrunk."""
+        running, asked = self.running(tmp_path, monkeypatch, f"{SAME} (value)")
+        running._judge_without_backend()
+        running._judge_without_backend()
+        assert asked == [0] and [finding.layer for finding in running.findings] == [self.LAYER, ""]
+        assert [running._due(finding) for finding in running.findings] == [False, True]
+
+    def test_a_device_that_spoils_its_process(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A finding that shows without the device only in the worker's own process is the device's, and is shrunk."""
+        running, asked = self.running(tmp_path, monkeypatch, "agrees")
+        running._judge_without_backend()
+        assert asked == [0] and [finding.layer for finding in running.findings] == ["", ""]
+        assert all(map(running._due, running.findings))
+        saved = json.loads(running.path(running.ranked()[0], ".json").read_text())
+        assert saved["elsewhere"] == {self.LAYER: "agrees"}
+        assert len(on_disk(tmp_path)) == 4
+
+    def test_what_the_worker_saw_counts(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without time for a separate process, the worker's answer stands, and the sentence says so. Regression test:
+        with `--minutes 1`, PyTorch's own findings on a device in Python failed the run."""
+        running, _ = self.running(tmp_path, monkeypatch, "")
+        running.findings = [replace(finding, program=ONE) for finding in running.findings]
+        own, of_torch = run_of(running).listed
+        assert [(own.outcome, own.layer), (of_torch.outcome, of_torch.layer)] == [
+            (Outcome.FAIL, ""), (Outcome.XFAIL, self.LAYER),
+        ]  # fmt: skip
+        assert Shortfall(ON_LAYER.format(self.LAYER), 1, 2) in running.shortfalls()
 
 
 class TestApart:

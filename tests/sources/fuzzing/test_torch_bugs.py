@@ -164,7 +164,10 @@ class TestCampaign:
             (tmp_path / "corpus" / f"{name}.json").write_text(dump(program))
         words = ["--target", "device:cpu,import=tests.planted.lying_modes,call=negative_cumsum", "--programs", "0"]
         assert main([*words, "--corpus", str(tmp_path / "corpus"), "--reports", str(tmp_path)]) == 1
-        first, second = model.load(tmp_path / "fuzz.json").listed
+        run = model.load(tmp_path / "fuzz.json")
+        first, second = run.listed
+        assert run.drawn is not None and run.drawn.smaller > 0 and run.drawn.shrinking > 0
+        assert second.finding is not None and not second.finding.shrunk
         assert (first.outcome, first.layer, second.outcome, second.layer) == (
             Outcome.FAIL,
             "",
@@ -172,7 +175,10 @@ class TestCampaign:
             "passthrough",
         )
         assert "cumsum" in first.id and "pinv" in second.id
-        assert "2 of 2 scripts show their headline" in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert "2 of 2 scripts show their headline" in said
+        assert f"shrinking: {run.drawn.smaller:,} smaller programs, " in said
+        assert "not shrunk: it is no bug of your backend" in said
 
     @pytest.mark.slow
     @pytest.mark.timeout(300)
