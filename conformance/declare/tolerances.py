@@ -117,6 +117,26 @@ def covering(declared: Iterable[DeclaredTolerance], operators: Collection[str]) 
     return found
 
 
+def unneeded(one: DeclaredTolerance, number: int, noun: str) -> str:
+    """Return the sentence about a tolerance by which none of the samples or programs that it covers passed."""
+    judged = f"the one {noun}" if number == 1 else f"any of the {number:,} {noun}s"
+    where = f" ({Path(one.file).name}, line {one.line})" if one.line else ""
+    return f"no tolerance was needed by {judged} that it covers: {one}{where}; remove it, since it may hide a fault"
+
+
+def unneeded_by_cases(declared: Iterable[DeclaredTolerance], cases: Iterable[tuple[str, str, int, bool]]) -> list[str]:
+    """Return a sentence for each tolerance that covers cases and by which none of their samples passed. Each case has
+    its operator, its dtype, the number of its samples, and whether some passed by a tolerance only. What is not run
+    does not count: one operator's run says nothing about another's tolerance."""
+    cases, said = list(cases), []
+    for one in declared:
+        own = [(samples, by) for op, dtype, samples, by in cases if dtype in one.dtype and one.covers({op})]
+        samples = sum(number for number, _ in own)
+        if samples and not any(by for _, by in own):
+            said.append(unneeded(one, samples, "sample"))
+    return said
+
+
 def proposed(measured: Iterable[tuple[str, str, float]], reason: str) -> list[DeclaredTolerance]:
     """Return tolerances for operators whose error is beyond torch.testing's: each `measured` has an operator, a dtype
     and an error in ulp. Operators of one dtype and tolerance share an entry. An error above `LARGEST_PROPOSED` has

@@ -28,6 +28,7 @@ from conformance.declare.declaration import read
 from conformance.declare.expectations import warn_of_all_covering
 from conformance.declare.probed import Probe
 from conformance.declare.profile import Profile
+from conformance.declare.tolerances import unneeded_by_cases
 from conformance.record import result as model
 from conformance.record import versions
 from conformance.record.command_line import Parser
@@ -250,6 +251,8 @@ class Session:
         tolerances = self.profile.tolerances if self.profile is not None else ()
         if tolerances:
             run.environment["tolerances"] = "; ".join(map(str, tolerances))
+            rows = ((result.op, result.dtype, result.samples, bool(result.tolerated)) for result in run.cases)
+            run.notes += unneeded_by_cases(tolerances, rows)
         run.environment |= machine() | (self.seen.described() if self.seen is not None else {})
         run.command = run.command or shlex.join([self.command, *self.words])
         if not run.complete and not run.results and not run.drawn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,13 +12,14 @@ import torch
 from conformance.declare.profile import dumps, load
 from conformance.declare.tolerances import EPSILON, LARGEST_PROPOSED, USUAL, DeclaredTolerance, covering, proposed
 from conformance.program.calls import judge_program
-from conformance.program.model import Input, Program, Storage
+from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step, tensor
 from conformance.record import result as model
 from conformance.record.errors import TargetError
 from conformance.report.summary import facts
 from conformance.selftest.faults import Fault
 from conformance.selftest.mutants import MutantTarget, Planted
+from conformance.sources.fuzzing.command import main as fuzz
 from conformance.sources.opinfo.runner import main as opinfo
 from conformance.standalone.torch_compat import default_tolerances
 
@@ -77,6 +79,37 @@ class TestRun:
         assert (code, done.tolerated) == (1, 0)
         assert {str(result.outcome) for result in done.results} == {"FAIL"}
         assert "tolerances" not in done.environment
+
+    def test_one_that_nothing_needs_is_named(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """A tolerance by which nothing passes may hide a fault. One of an operator that did not run says nothing."""
+        _, done = run(tmp_path, "nothing", TOLERANCE + TOLERANCE.replace('["*mm", "matmul"]', '"conv*"'))
+        line = TARGET.count("\n") + 2
+        [note] = done.notes
+        samples = sum(result.samples for result in done.results if result.name in ("mm", "matmul"))
+        assert note.startswith(
+            f"no tolerance was needed by any of the {samples} samples that it covers: float32 of *mm"
+        )
+        assert f"(mode.toml, line {line}); remove it" in note
+        assert note in capsys.readouterr().out and note in html.unescape((tmp_path / "conformance.html").read_text())
+        _, done = run(tmp_path, "rounded_products")
+        assert not done.notes
+
+    @pytest.mark.parametrize(("call", "needed"), [("nothing", False), ("rounded_products", True)])
+    def test_one_that_no_program_needs_is_named(self, tmp_path: Path, call: str, needed: bool) -> None:
+        inputs = (Input("a", 0, "float32", (8, 8), (8, 1)), Input("b", 0, "float32", (8, 8), (1, 8)))
+        numbers = Storage("float32", 64, [number / 7 for number in range(64)])
+        program = Program((numbers,), inputs, (Step("matmul", (tensor("a"), tensor("b")), out=("c",)),))
+        (tmp_path / "corpus").mkdir()
+        (tmp_path / "corpus" / "one.json").write_text(dump(program))
+        profile = tmp_path / "mode.toml"
+        profile.write_text(TARGET.format(call) + TOLERANCE + TOLERANCE.replace('["*mm", "matmul"]', '"conv*"'))
+        words = ["--corpus", str(tmp_path / "corpus"), "--programs", "0", "--reports", str(tmp_path)]
+        assert fuzz(["--target", str(profile), *words]) == 0
+        done = model.load(tmp_path / "fuzz.json")
+        assert [note.partition(":")[0] for note in done.notes] == (
+            [] if needed else ["no tolerance was needed by the one program that it covers"]
+        )
+        assert done.drawn is not None and done.drawn.tolerated == needed
 
     def test_in_a_program_it_holds_for_later_steps(self) -> None:
         """The step behind a product carries its error on. A program without a product has no tolerance."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conformance.declare import profile as profiles
+from conformance.declare.tolerances import unneeded
 from conformance.engine.loading import describe_target
 from conformance.engine.target import Target
 from conformance.program.accesses import evidence_of
@@ -141,6 +142,11 @@ def run_of(campaign: Campaign, interrupted: int = 0) -> Run:
         notes=[
             f"{op} hung in {count} programs; after {HANGS} of them its kernels had no more time than the program"
             for op, count in campaign.hang.items()
+        ]
+        + [
+            unneeded(tolerance, done.covered[str(place)], "program")
+            for place, tolerance in enumerate(campaign.facts.tolerances)
+            if done.covered[str(place)] and not done.needed[str(place)]
         ],
         drawn=drawn,
         identity=profiles.identity(plan.target),

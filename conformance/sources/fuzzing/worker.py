@@ -63,6 +63,10 @@ class ShardResult(Tally):
     """Programs that differ from torch CPU and pass by its answer in float64."""
     tolerated: int = 0
     """Programs that pass only by a tolerance of the target's profile."""
+    covered: Counter[str] = field(default_factory=Counter)
+    """Programs that ran and that a tolerance of the profile covers, by its place in the profile."""
+    needed: Counter[str] = field(default_factory=Counter)
+    """Those of them that passed only by a tolerance."""
     calls: int = 0
     """Judged calls of transformed functions, the first calls included."""
     recorded: int = 0
@@ -229,6 +233,11 @@ class Part:
             result.listed[str(self.number)] = verdict.unsupported
         result.arbitrated += verdict.arbitrated
         result.tolerated += verdict.tolerated
+        if self.trial.target.facts.tolerances and not verdict.unsupported:
+            operators = {step.op for step in self.program.every_step}
+            for place, tolerance in enumerate(self.trial.target.facts.tolerances):
+                result.covered[str(place)] += tolerance.covers(operators)
+                result.needed[str(place)] += verdict.tolerated and tolerance.covers(operators)
         if described(plan.target).facts.transforms_program:
             result.calls += verdict.calls or (not verdict.unsupported)
         result.recorded += verdict.recorded
