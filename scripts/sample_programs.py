@@ -16,14 +16,14 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from conformance.engine.loading import reference
 from conformance.program.capture import Unwritable
 from conformance.record.names import CHANGED, SPECIALS, SPECIALS_BACKWARD
 from conformance.sources.opinfo import catalog, undefined
-from conformance.sources.opinfo.call import SampleCall
 from conformance.sources.opinfo.plan import Case, Entry
-from conformance.sources.opinfo.sample_program import program_of
+from conformance.sources.opinfo.sample_program import written
 from conformance.sources.opinfo.sampling import samples
-from conformance.sources.opinfo.variants import VARIANTS, Skip, calls_of
+from conformance.sources.opinfo.variants import VARIANTS, SampleTrial, Skip, trials_of
 from scripts.pages import ROOT, Part
 
 PART = Part("docs/checks.md", "sample_programs")
@@ -35,12 +35,12 @@ TABLE = (
 )
 
 
-def calls(case: Case) -> Iterator[SampleCall]:
-    """Yield the calls of the case's first sample."""
+def trials(case: Case) -> Iterator[SampleTrial]:
+    """Yield the trials of the case's first sample."""
     op = catalog.find(case)
     for sample in samples(op, case.variant, torch.float32, case.layout, case.samples):
         with contextlib.suppress(Skip):
-            yield from calls_of(case, sample)
+            yield from trials_of(case, sample, reference())
 
 
 def entries_of(variant: str) -> Iterator[Entry]:
@@ -61,10 +61,10 @@ def tables() -> str:
                 continue
             lost = set[str]()
             total = 0
-            for call in calls(case):
+            for trial in trials(case):
                 total += 1
                 try:
-                    program_of(call)
+                    written(trial)
                 except Unwritable as error:
                     lost.add(str(error).partition(":")[0])
             count, whole = count + bool(total), whole + bool(total and not lost)

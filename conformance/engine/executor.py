@@ -1,10 +1,9 @@
 """The executor: the only code that runs a subject on a target and applies the target's transform.
 
-Defines `Subject` (a program, or one op_db sample), `Running` (a subject in progress), `OneCall` (one that is a
-single call), `Execution` (the outcome of a run) and `Executor`. One place decides whether a target moves tensors,
-transforms functions or interprets metadata, for both kinds of subject. So no subject can be compared with itself: the
-executor rejects a transform that returns its function unchanged, and distinguishes samples that reached the compiler
-from those which did not.
+Defines `Subject` (such as a program), `Running` (a subject in progress), `OneCall` (one that is a single call),
+`Execution` (the outcome of a run) and `Executor`. One place decides whether a target moves tensors, transforms
+functions or interprets metadata. So no subject can be compared with itself: the executor rejects a transform that
+returns its function unchanged, and distinguishes samples that reached the compiler from those which did not.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from conformance.record.errors import DeviceLost, TargetError, UserError
 from conformance.record.measurements import UNMEASURED, Measurements, growth
 from conformance.standalone.device import is_lost
 from conformance.standalone.input_layout import LayoutUnavailable
-from conformance.standalone.moving import moved, observable, taken_apart, tensors
-from conformance.standalone.observation import Observation, Raised, observe
+from conformance.standalone.moving import moved, tensors
+from conformance.standalone.observation import Observation, Raised
 from conformance.standalone.torch_compat import leave_forward_ad
 
 Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -96,38 +95,6 @@ class OneCall:
     def observe(self, target: Target) -> Observation:
         """Return the observation of the outcome."""
         return self.seen(self.outcome, target)
-
-
-class AnsweredCall(OneCall):
-    """A call whose error is an answer like any other, observed with its inputs. `tree` holds the inputs on the CPU;
-    with `versions`, writes to them are counted."""
-
-    error: Exception | None = None
-
-    def __init__(
-        self, key: Hashable, inputs: Any, call: Callable[[], Any], tree: Any, versions: dict[int, int] | None = None
-    ) -> None:
-        super().__init__(key, inputs, call, self._seen)
-        self.tree, self.versions = tree, versions
-
-    def advance(self, number: int) -> None:
-        """Make the call."""
-        try:
-            super().advance(number)
-        except UserError:
-            raise
-        except Exception as error:
-            self.error = error
-
-    def _seen(self, outcome: Any, target: Target) -> Observation:
-        inputs = observable(self.inputs, self.tree)
-        if self.error is not None:
-            return observe((), inputs, target=target, error=self.error)
-        try:
-            return observe({"result": taken_apart(outcome)}, inputs, target=target, versions=self.versions)
-        except Exception as error:  # one that a lazy device raises only when it computes
-            self.outcome = None
-            return Observation(error=Raised.of(error))
 
 
 class StepFailed(Exception):

@@ -1,6 +1,6 @@
 """The judge: compares a subject's run with the reference and removes the differences that PyTorch allows.
 
-Defines `Terms`, `Judged` and `judge`. A program and a sample of op_db are judged in the same way, on the terms
+Defines `Terms`, `Judged` and `judge`. A program and a call of a trace are judged in the same way, on the terms
 that each of them states: tolerances, answers without a meaning, rules for special values, an answer in float64. Only
 this module applies the terms. They can remove or add mismatches; `oracles` alone defines "equal".
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -98,24 +98,6 @@ class Judged(Subject, Protocol):
     ) -> Sequence[Observation]:
         """Return torch CPU's float64 answers with every intermediate rounded result moved by one unit in the last
         place."""
-
-
-class OneAnswer:
-    """Base of a subject that is one call, without intermediate results."""
-
-    def swayed(
-        self, mismatches: Sequence[Mismatch], expected: Observation, actual: Observation
-    ) -> Sequence[Observation]:
-        """See `Judged.swayed`."""
-        return ()
-
-    def operators(self) -> Collection[str]:
-        """See `Judged.operators`."""
-        return {cast(Judged, self).arguments().op}
-
-    def compared(self, want: Execution, got: Execution, target: Target, oracles: Collection[str]) -> Judgement:
-        """Judge two runs of the subject. No rule of its terms may run it again."""
-        return judge(cast(Judged, self), want, got, target, oracles)
 
 
 def judge(

@@ -7,7 +7,7 @@ the same calls as the script. Other modules interpret the differences."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -21,12 +21,15 @@ from conformance.program.model import LOOP, Program, arguments_of, call_of
 from conformance.program.source import caller, source
 from conformance.program.steps import snippets
 from conformance.program.steps.functions import TRANSFORMED
-from conformance.program.steps.op import Op, Step, StepError, decode, dtype_of, is_local
+from conformance.program.steps.op import ANY, Op, Step, decode, dtype_of, is_local
 from conformance.program.steps.states import defined_by, within
 from conformance.program.steps.table import OPS
+from conformance.record.errors import UserError
 from conformance.standalone.device import is_lost
 from conformance.standalone.modes import without_modes
+from conformance.standalone.moving import copied_to_host, moved, observable, rebuild, taken_apart, tensors
 from conformance.standalone.observation import Observation, Raised, observe, versions_of
+from conformance.standalone.torch_compat import count_modes
 
 NO_ERROR = "no error"
 """Answer of a step that must raise and does not."""
@@ -38,32 +41,52 @@ class Broken(StepFailed):
 
 class RunningProgram:
     """State of a running program: its tensors by name, and the Python values that steps returned. `inputs` are on
-    `device`; the default is new inputs on the CPU."""
+    `device`; the default is new inputs on the CPU. Given inputs, and the result of an entry of op_db, are trees.
+
+    `transform` applies to the function under test of an entry. `drawn` are the directions of derivation of the run; the
+    next ones come from `replayed` if it is set, since another dtype would draw other numbers. `send` moves them to a
+    device of modes over torch CPU, which has tensors of its own. `error` is the error of a step that may raise any."""
 
     def __init__(
-        self, program: Program, inputs: dict[str, torch.Tensor] | None = None, device: torch.device | None = None
+        self,
+        program: Program,
+        inputs: dict[str, Any] | None = None,
+        device: torch.device | None = None,
+        transform: Transform | None = None,
     ) -> None:
         self.program, self.device = program, device or torch.device("cpu")
-        self.env: dict[str, torch.Tensor] = make_inputs(program) if inputs is None else inputs
+        self.env: dict[str, Any] = _new_inputs(program) if inputs is None else {**inputs}
         self.inputs = tuple(self.env)
         self.answers: dict[str, Any] = {}
-        self.versions = versions_of(self.env)
+        self.versions = {} if program.given else versions_of(self.env)
         self.done = 0
+        self.apply: Transform = transform or _unchanged
+        self.send: Callable[[Any], Any] = _unchanged
+        self.drawn: list[torch.Tensor] = []
+        self.replayed: Iterator[torch.Tensor] | None = None
+        self.error: Exception | None = None
 
     def step(self, step: Step) -> None:
         """Run one step and record an error that it declares as its answer.
 
         Raises StepFailed for an undeclared error, Broken if torch cannot compute a tensor's `grad_fn` afterwards."""
+        if self.error is not None:
+            return
         self.done += 1
         try:
             self.perform(step)
-        except StepError:
+        except UserError:
             raise
         except Exception as error:
+            if step.raises == ANY:
+                self.error = error
+                return
             if step.raises is None:
                 raise StepFailed(self.done, step.op) from error
             self.answers[f"step {self.done}"] = Raised.of(error)
         else:
+            if step.raises == ANY:
+                return
             if step.raises is not None:
                 self.answers[f"step {self.done}"] = NO_ERROR
         # If the base of a view starts to require grad, torch updates the view when its `grad_fn` is read. Until then
@@ -90,19 +113,24 @@ class RunningProgram:
                 for inner in step.inside():
                     self.perform(inner, turn)
             return
-        result = self.within(step, lambda: self.call(OPS[step.op], *self.arguments(step, i)))
+        op = OPS[step.op]
+        if op.form.by_runner:
+            result = op.form.run(self, *self.arguments(step))
+            self.env.update(dict.fromkeys(step.out, result))
+            return
+        result = self.within(step, lambda: self.call(op, *self.arguments(step, i)))
         results = result if isinstance(result, (tuple, list)) else (result,)
         if step.out:
             named = zip(step.out, results, strict=False)
             # A local name may stand for None or a number, such as a gradient that the call does not compute.
-            tensors = {name: value for name, value in named if isinstance(value, torch.Tensor) or not is_local(name)}
+            made = {name: value for name, value in named if isinstance(value, torch.Tensor) or not is_local(name)}
             known = {id(tensor) for tensor in self.env.values()}
-            self.env.update(tensors)
+            self.env.update(made)
             # PyTorch does not define how often a kernel writes to its own new result: count writes from here on.
-            self.versions |= {key: count for key, count in versions_of(tensors).items() if key not in known}
+            self.versions |= {key: count for key, count in versions_of(made).items() if key not in known}
         elif not any(isinstance(part, torch.Tensor) for part in results) and result is not None:
             self.answers[f"step {self.done}"] = result
-        if (OPS[step.op].settled and OPS[step.op].writes is not None) or OPS[step.op].uncounted:
+        if (op.settled and op.writes is not None) or op.uncounted:
             # PyTorch does not define how often a composite writes to its out= tensor: restart the count of writes.
             self.versions = versions_of(self.env)
 
@@ -121,10 +149,28 @@ class RunningProgram:
         with without_modes() if op.family == TRANSFORMED else nullcontext():
             return op.run(args, kwargs)
 
+    def draw(self, likes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return a direction of derivation for each tensor: drawn on the CPU, or that of another run. No mode sees the
+        drawing, since a device of modes may have another generator."""
+        if self.replayed is not None:
+            return [drawn.to(like.dtype) for like, drawn in zip(likes, self.replayed)]
+        modes = count_modes()
+        with without_modes():
+            drawn = [torch.randn(like.shape, dtype=like.dtype) for like in likes]
+            self.drawn += drawn
+            if modes and self.device.type == "cpu":
+                return list(self.send(drawn))
+        return [direction.to(like.device) for like, direction in zip(likes, drawn, strict=True)]
+
     def observe(self, target: Target | None = None) -> Observation:
         """Return the observation of the current state. `target` is None for torch CPU."""
         results = {name: value for name, value in self.env.items() if not (name in self.inputs or is_local(name))}
         inputs = {name: self.env[name] for name in self.inputs}
+        if self.program.given:
+            inputs = observable(inputs, {**inputs, **self.program.trees})
+            if self.error is not None:
+                return observe((), inputs, target=target, error=self.error)
+            return observe(taken_apart(results), inputs, target=target)
         versions = self.versions if target is None or "version" in target.facts.oracles else None
         return observe({**results, **self.answers}, inputs, target=target, versions=versions)
 
@@ -132,11 +178,16 @@ class RunningProgram:
 class SteppedProgram(RunningProgram):
     """A program that the executor advances step by step on a target."""
 
-    outcome = None
+    def __init__(
+        self, program: Program, inputs: dict[str, Any], target: Target, transform: Transform | None = None
+    ) -> None:
+        super().__init__(program, inputs, target.device, transform)
+        self.target, self.send = target, target.send
 
-    def __init__(self, program: Program, inputs: dict[str, torch.Tensor], target: Target) -> None:
-        super().__init__(program, inputs, target.device)
-        self.target = target
+    @property
+    def outcome(self) -> Any:
+        """The result of an entry of op_db; None of another program."""
+        return self.env.get("result") if self.program.given else None
 
     @property
     def count(self) -> int:
@@ -144,11 +195,15 @@ class SteppedProgram(RunningProgram):
         return len(self.program.steps)
 
     def signature(self, number: int) -> Hashable:
-        """Return a key for the kernels of a step: its ops, their dtype arguments, and the signature of its tensors."""
+        """Return a key for the kernels of a step: its ops, their dtype arguments, and the signature of its tensors. An
+        entry without a public name may call anything, so its key is unique."""
         step = self.program.steps[number - 1]
+        if self.program.given:
+            name = self.program.steps[0].args[0]["object"].name or object()
+            return (step.op, name, self.program.note, signature_of(tensors([self.env[name] for name in self.inputs])))
         dtypes = [str(marker.get("dtype", "")) for marker in step.markers()]
-        tensors = [self.env[name] for name in step.names() if name in self.env]
-        return (step.op, *(inner.op for inner in step.body), *dtypes, *signature_of(tensors))
+        operands = [self.env[name] for name in step.names() if name in self.env]
+        return (step.op, *(inner.op for inner in step.body), *dtypes, *signature_of(operands))
 
     def advance(self, number: int) -> None:
         """Run step `number`, counted from 1. Raises StepFailed.
@@ -218,16 +273,21 @@ class ProgramSubject:
 
     program: Program
 
-    def inputs(self) -> tuple[dict[str, torch.Tensor], tuple[int, ...]]:
-        """Return the program's inputs, and the empty tuple: no input stays on the CPU."""
-        return make_inputs(self.program), ()
+    def inputs(self) -> tuple[dict[str, Any], Collection[int]]:
+        """Return the program's inputs, and the storages of those that stay on the CPU."""
+        given = self.program.given
+        if not given:
+            return make_inputs(self.program), ()
+        data = make_inputs(self.program) if self.program.inputs else {}
+        return {**data, **self.program.trees}, {key for one in given for key in one.kept}
 
     def begin(
-        self, inputs: dict[str, torch.Tensor], target: Target, transform: Transform | None
+        self, inputs: dict[str, Any], target: Target, transform: Transform | None
     ) -> SteppedProgram | TransformedProgram:
-        """Return the running program: stepped, or as one function if there is a `transform`."""
-        if transform is None:
-            return SteppedProgram(self.program, inputs, target)
+        """Return the running program: stepped, or as one function if there is a `transform`. Of a program of given
+        inputs, the transform gets the function under test only."""
+        if transform is None or self.program.given:
+            return SteppedProgram(self.program, inputs, target, transform)
         return TransformedProgram(self.program, [inputs], target, transform)
 
 
@@ -278,8 +338,20 @@ def functions(
     return {name: scope[name] for name in ("program", "after") if name in scope}
 
 
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+def _new_inputs(program: Program) -> dict[str, Any]:
+    """Return the inputs on the CPU by name, the given ones as copies."""
+    inputs: dict[str, Any] = make_inputs(program)
+    if program.given:
+        inputs |= moved(program.trees, lambda there: rebuild(there, copied_to_host), CPU)
+    return inputs
+
+
 def make_inputs(program: Program) -> dict[str, torch.Tensor]:
-    """Return the inputs on the CPU by name. Python objects lose the records of earlier runs."""
+    """Return the inputs that are data on the CPU by name. Python objects lose the records of earlier runs."""
     snippets.noted()
     flats = [storage.make() for storage in program.storages]
     result: dict[str, torch.Tensor] = {}

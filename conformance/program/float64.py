@@ -20,17 +20,18 @@ from conformance.engine.executor import Execution, StepFailed
 from conformance.engine.judge import Terms
 from conformance.engine.rounding import DOWN, UP, Float64Reference, draw_signs
 from conformance.engine.rules import Arguments
-from conformance.program.execute import ProgramSubject, RunningProgram, make_inputs
-from conformance.program.model import Program
+from conformance.program.execute import ProgramSubject, RunningProgram, SteppedProgram, make_inputs
+from conformance.program.model import Given, Program
 from conformance.program.steps import layouts
 from conformance.program.steps.op import COMPUTE, LOSSY, Op, Step, StepError
 from conformance.program.steps.states import SEEDS, STATES
 from conformance.program.steps.table import OPS
-from conformance.standalone.moving import storage_key, whole_storage
+from conformance.program.unsupported import runs_tagged
+from conformance.standalone.moving import MARKER, leaves, map_leaves, moved, storage_key, tensors, whole_storage
 from conformance.standalone.observation import Observation
-from conformance.standalone.oracles import Mismatch, differing
+from conformance.standalone.oracles import Mismatch, compare, differing
 from conformance.standalone.rounding import CannotWiden, move_by_units, represented, subject, widened
-from conformance.standalone.torch_compat import version_of
+from conformance.standalone.torch_compat import DRAWS_NUMBERS, version_of
 
 
 @dataclass(frozen=True)
@@ -42,31 +43,51 @@ class JudgedProgram(ProgramSubject):
     @property
     def draws(self) -> bool:
         """Whether a step draws random numbers."""
+        if self.program.given:
+            return runs_tagged(self.program, DRAWS_NUMBERS)
         return any(not {*SEEDS}.isdisjoint(step.under) for step in self.program.every_step)
 
     @property
     def terms(self) -> Terms:
         """The terms that the program states."""
         program = self.program
-        return Terms(program.tolerance, self.exact, program.rules, program.undefined)
+        return Terms(
+            program.tolerance,
+            self.exact,
+            program.rules,
+            program.undefined,
+            # PyTorch does not define the content of operands after a refused call.
+            oracles=None if program.refusal is None else frozenset({"error"}),
+            process=program.process,
+            message=program.refusal or "",
+        )
 
     @property
     def on_host(self) -> bool:
         """Whether a step names the CPU, or no step gives the device a tensor."""
-        steps = self.program.every_step
+        steps, given = self.program.every_step, self.program.given
+        if given:
+            return any(map(_names_host, given)) or all(map(_stays_on_host, given))
         return any(map(_names_the_cpu, steps)) or not any(step.names() for step in steps)
 
     def names_of_inputs(self) -> Collection[str]:
-        """Return the names of the inputs."""
-        return {input_.name for input_ in self.program.inputs}
+        """Return the names of the inputs. An out= tensor of an entry of op_db is a result."""
+        return {input_.name for input_ in self.program.inputs} | {*self.program.trees} - {"out"}
 
     def operators(self) -> Collection[str]:
         """Return the names of the steps. A result depends on earlier steps, so a tolerance of one holds for all."""
+        if self.program.given:
+            return {self.arguments().op}
         return {step.op for step in self.program.every_step}
 
     def arguments(self) -> Arguments:
         """Return the arguments of the first step, to which the rules of a sample of op_db apply."""
-        running, step = RunningProgram(self.program), self.program.steps[0]
+        step = self.program.steps[0]
+        if self.program.given:
+            trees = self.program.trees
+            strided = [tensor for tensor in tensors(trees) if tensor.layout is torch.strided]
+            return Arguments(step.op.partition(":")[2], trees["input"], trees["args"], trees["kwargs"], strided)
+        running = RunningProgram(self.program)
         (first, *args), kwargs = running.arguments(step)
         return Arguments(step.op.partition(":")[2], first, args, kwargs, [*running.env.values()])
 
@@ -77,6 +98,8 @@ class JudgedProgram(ProgramSubject):
         drawn, which are others in float64. It also cannot if the inputs
         have no values in float64, or if a mismatched tensor changed on the CPU after the last step at which the float64
         run was valid."""
+        if self.program.given:
+            return _entry_in_float64(self.program)
         if self.draws or any(mismatch.where in self.exact for mismatch in mismatches):
             return None
         try:
@@ -94,12 +117,55 @@ class JudgedProgram(ProgramSubject):
         The unit is that of the result's own dtype. The runs move all results up, all down, and twice at random. If this
         changes the answer much, or flips a decision, rounding explains the difference. A result that is observed to be
         equal on both sides is not moved, but takes its rounded value. Return no answers if a moved step fails."""
+        if self.program.given:  # one call, without intermediate results
+            return ()
         program = concerning(self.program, subjects_of(mismatches))
         try:
             known = _agreed(program, expected, actual)
             return [truth_of(program, sway, known)[1] for sway in (UP, DOWN, 1, 2)]
         except (StepFailed, StepError, RuntimeError):  # torch may reject a moved value: rounding then explains nothing
             return ()
+
+
+def _names_host(given: Given) -> bool:
+    """Whether a given input names the CPU."""
+    others = (leaf for leaf in leaves(given.value) if isinstance(leaf, (str, torch.device)))
+    return given.on_host or any(leaf == "cpu" if isinstance(leaf, str) else leaf != MARKER for leaf in others)
+
+
+def _stays_on_host(given: Given) -> bool:
+    """Whether each tensor of a given input stays on the CPU."""
+    return all(one.layout is torch.strided and storage_key(one) in given.kept for one in tensors(given.value))
+
+
+def _entry_in_float64(program: Program) -> Execution | None:
+    """Return torch CPU's answer to an entry of op_db on the same inputs in float64 and complex128, or None if it has no
+    answer there, or another one with another seed. Dtypes among the arguments are widened too; integer inputs stay
+    unchanged."""
+    named = [leaf.dtype if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves(program.trees)]
+    if all(dtype == widened(dtype) for dtype in named if isinstance(dtype, torch.dtype)):
+        return None
+    narrow = RunningProgram(program)
+    try:
+        narrow.run(program.steps)  # for the directions of derivation
+        first, again = (_widened_run(program, change, narrow.drawn) for change in (0, 1))
+    except Exception:  # says nothing about the target: the finding stands
+        return None
+    return None if compare(first.last, again.last, exact=True) else first
+
+
+def _widened_run(program: Program, change: int, drawn: Sequence[torch.Tensor]) -> Execution:
+    """Return the run of an entry of op_db in float64 along the drawn directions, with the seed plus `change`."""
+    wide = Float64Reference()
+    # Tensors that op_db keeps on the CPU are widened too.
+    tree = moved(program.trees, wide.send, wide.device)
+    tree = map_leaves(tree, lambda leaf: widened(leaf) if isinstance(leaf, torch.dtype) else leaf)
+    running = SteppedProgram(program, tree, wide)
+    running.replayed = iter(drawn)
+    running.run(replace(step, kwargs={"seed": step.kwargs["seed"] + change}) for step in program.steps)
+    if running.error is not None:
+        raise running.error
+    return Execution((running.observe(wide),), outcome=running.outcome)
 
 
 def _names_the_cpu(step: Step) -> bool:

@@ -8,12 +8,13 @@ This module depends on the step table only. Other modules run, draw, judge and r
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
 import random
 import string
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -163,6 +164,18 @@ class Input:
 
 
 @dataclass(frozen=True)
+class Given:
+    """A named input that exists already: a whole argument tree of a call, such as the keyword arguments of a sample of
+    op_db. Its leaves are tensors of any layout, sparse ones included, and any Python objects; `MARKER` stands for the
+    target's device. `kept` are the storages that stay on the CPU. A result may lie there too if it is `on_host`."""
+
+    name: str
+    value: Any
+    kept: Collection[int] = ()
+    on_host: bool = False
+
+
+@dataclass(frozen=True)
 class Call:
     """A further call of a program's function, as changes against the first call.
 
@@ -208,8 +221,13 @@ class Program:
     them.
 
     `tolerance` maps a dtype to (rtol, atol) if PyTorch's own tests use a larger tolerance than usual for an op of the
-    program. `rules` and `undefined` are further terms of a program that an op_db sample became (`engine.judge.Terms`);
-    the rules hold for its first step."""
+    program. `rules` and `undefined` are further terms of a sample of op_db (`engine.judge.Terms`); the rules hold for
+    its first step.
+
+    A sample of op_db has `given` inputs in place of storages, and its first step calls the entry itself. Such a program
+    lives in one process only: if it fails, `sources/opinfo/sample_program.py` writes it with literal inputs and a
+    public call. `process` converts a result whose sign or phase is free. If `refusal` is not None, the call must raise
+    an error whose text matches that pattern, and nothing else is compared."""
 
     storages: tuple[Storage, ...]
     inputs: tuple[Input, ...]
@@ -219,9 +237,19 @@ class Program:
     rules: tuple[str, ...] = ()
     undefined: tuple[str, ...] = ()
     calls: tuple[Call, ...] = ()
+    given: tuple[Given, ...] = ()
+    process: Callable[[Any], Any] | None = None
+    refusal: str | None = None
+
+    @functools.cached_property
+    def trees(self) -> dict[str, Any]:
+        """The given inputs by name."""
+        return {given.name: given.value for given in self.given}
 
     def to_json(self) -> dict[str, Json]:
-        """Return the program as JSON, with the schema's version."""
+        """Return the program as JSON, with the schema's version. Raises ProgramError for a program of given inputs."""
+        if self.given:
+            raise ProgramError(f"{self.note}: a program of given inputs cannot be saved")
         return {
             "schema": SCHEMA,
             **({"note": self.note} if self.note else {}),

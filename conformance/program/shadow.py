@@ -417,6 +417,11 @@ def aten_ops_of(program: Program) -> int | None:
     The count uses a separate run without observations. Under a dispatch mode some composites take other paths, and
     views made in inference mode do not require grad."""
     ops = AtenOps()
+    if program.given:
+        running = RunningProgram(program)
+        with ops:
+            running.run(program.steps)
+        return ops.total + len(running.drawn)  # which a device receives
     return ops.total if _Counted(program, ops).run(program.steps) else None
 
 

@@ -8,12 +8,13 @@ answer along, so torch CPU computes it once.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
 from conformance.engine.executor import Execution, Executor, Watch, no_watch
 from conformance.engine.judge import Judgement, judge
+from conformance.engine.loading import reference as cpu
 from conformance.engine.target import Target, TargetFacts
 from conformance.program.execute import ProgramSubject
 from conformance.program.float64 import JudgedProgram
@@ -43,6 +44,14 @@ class CpuAnswer:
         self.program = program
 
     @functools.cached_property
+    def run(self) -> Execution:
+        """The run that ends with the answer. A program of given inputs is no drawn one: op_db says that its call has a
+        meaning, so no shadow judges it."""
+        if self.program.given:
+            return Executor(cpu()).run(ProgramSubject(self.program))
+        return Execution((self.end.observation,))
+
+    @functools.cached_property
     def end(self) -> Reference:
         """The answer at the end of the program."""
         return reference(self.program)
@@ -57,7 +66,8 @@ class CpuAnswer:
         """The bound on a device's kernels: the aten ops on torch CPU, and one move for each storage that is sent or
         fetched. None if the ops cannot be counted."""
         ops = aten_ops_of(self.program)
-        return None if ops is None else ops + self.end.moves
+        moves = moves_of(self.run.last) if self.program.given else self.end.moves
+        return None if ops is None else ops + moves
 
     @functools.cached_property
     def same_unwatched(self) -> bool:
@@ -107,8 +117,15 @@ class Trial:
         """Run the first call on the target; see `Executor.run`."""
         return Executor(self.target).run(ProgramSubject(self.cpu.program), stepwise=stepwise, watch=watch)
 
-    def judge(self, actual: Observation) -> Judgement:
-        """Return the differences of the target's answer to the first call, and whether float64 acquitted it."""
-        subject = JudgedProgram(self.cpu.program, self.cpu.end.exact)
-        want, got = (Execution((seen,)) for seen in (self.cpu.end.observation, actual))
-        return judge(subject, want, got, self.target, self.target.facts.oracles)
+    def judge(self, actual: Observation | Execution, oracles: Collection[str] | None = None) -> Judgement:
+        """Return the differences of the target's answer to the first call, and whether float64 acquitted it. Only
+        these oracles judge; all of the target's if they are None."""
+        subject = JudgedProgram(self.cpu.program, () if self.cpu.program.given else self.cpu.end.exact)
+        got = actual if isinstance(actual, Execution) else Execution((actual,))
+        return judge(subject, self.cpu.run, got, self.target, self.target.facts.oracles if oracles is None else oracles)
+
+
+def moves_of(seen: Observation) -> int:
+    """Return the kernels allowed for moving data: one for each storage that is sent or fetched."""
+    fetched = {tensor.alias for tensor in seen.tensors.values()}
+    return len(seen.storages) + len(fetched) + sum(grad is not None for grad in seen.grads.values())

@@ -12,6 +12,7 @@ import torch
 
 from conformance.engine.decompositions import DEFINED, without_free_choices
 from conformance.engine.judge import Terms
+from conformance.engine.loading import load_target
 from conformance.engine.rules import Arguments
 from conformance.engine.target import Target
 from conformance.program.calls import judge_program
@@ -19,9 +20,9 @@ from conformance.record.result import Outcome, Result
 from conformance.sources.opinfo import catalog
 from conformance.sources.opinfo.case import run_case
 from conformance.sources.opinfo.plan import Case
-from conformance.sources.opinfo.sample_program import program_of
+from conformance.sources.opinfo.sample_program import written
 from conformance.sources.opinfo.sampling import samples
-from conformance.sources.opinfo.variants import calls_of
+from conformance.sources.opinfo.variants import trials_of
 from conformance.standalone.observation import observe
 from conformance.standalone.oracles import Mismatch, compare
 from conformance.standalone.torch_compat import TorchDispatchMode
@@ -137,7 +138,7 @@ def test_a_program_of_a_sample_has_the_rule() -> None:
     case = Case("linalg.eigvals", "", "linalg", "float32", "forward", "as_sampled")
     info = catalog.find(case)
     sample = next(one for one in samples(info, "forward", torch.float32, "as_sampled", 20) if one.input.shape[-1] > 1)
-    program = program_of(next(calls_of(case, sample)))
+    program = written(next(trials_of(case, sample, load_target("cpu"))))[0]
     assert judge_program(program, ChangedCpu(reversed_order)).passed
     assert not judge_program(program, ChangedCpu(slightly_wrong)).passed
 

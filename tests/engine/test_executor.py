@@ -444,6 +444,7 @@ class TestLostDevice:
 def test_nothing_else_runs_anything_on_a_target() -> None:
     """Outside the targets, only the executor sends tensors, enters a target's mode or applies its transform."""
     calls = {"send", "transform", "active", "capture"}
+    # A program on given inputs draws directions of derivation, and sends those with the function of its target.
     # A reported bug is a function of Python that its file calls several times; it is no subject. A check of an operator
     # is a function that scripts carry, so it gets the compiler's transform, and sees whether that received anything.
     direct = {"repros.py", "checks.py"}

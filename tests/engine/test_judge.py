@@ -18,23 +18,22 @@ from conformance.program.model import Input, Program, ProgramError, Storage
 from conformance.program.script import script
 from conformance.program.steps.op import Step, tensor
 from conformance.sources.opinfo import catalog
-from conformance.sources.opinfo.call import SampleCall
 from conformance.sources.opinfo.plan import Case
-from conformance.sources.opinfo.sample_program import program_of
+from conformance.sources.opinfo.sample_program import written
 from conformance.sources.opinfo.sampling import samples
-from conformance.sources.opinfo.variants import calls_of
+from conformance.sources.opinfo.variants import trials_of
 from conformance.standalone.observation import Observation, Seen
 from conformance.standalone.oracles import Mismatch
 
 
-def subjects(op: str, variant: str) -> tuple[SampleCall, JudgedProgram]:
-    """The first sample of the op with several dimensions, as a call and as a program."""
+def subjects(op: str, variant: str) -> tuple[JudgedProgram, JudgedProgram]:
+    """The first sample of the op with several dimensions, as a program of given inputs and as one that is data."""
     info = catalog.by_name()[op, ""]
     case = Case(op, "", catalog.family(info), "float32", variant, "as_sampled")
     drawn = samples(info, variant, torch.float32, "as_sampled", None)
     sample = next(one for one in drawn if one.input.dim() > 1 and one.input.numel())
-    call = next(calls_of(case, sample))
-    return call, JudgedProgram(program_of(call))
+    trial = next(trials_of(case, sample, reference()))
+    return JudgedProgram(trial.program), JudgedProgram(written(trial)[0])
 
 
 def judged(subject: Judged, name: str, changed: Any, target: Target | None = None) -> list[Mismatch]:
@@ -53,8 +52,8 @@ def flipped(seen: Seen) -> dict[str, torch.Tensor]:
 class TestSpecialValues:
     def test_order_of_equal_elements(self) -> None:
         """Any index of equal elements is right, in the sample and in its program; other indices are not."""
-        call, program = subjects("sort", "specials_equal")
-        pairs: tuple[tuple[Judged, str], ...] = (call, "result[1]"), (program, "result_1")
+        given, program = subjects("sort", "specials_equal")
+        pairs: tuple[tuple[Judged, str], ...] = (given, "result[1]"), (program, "result_1")
         for subject, name in pairs:
             assert judged(subject, name, flipped) == [], subject
             wrong = judged(subject, name, lambda seen: {"value": seen.value + 100})

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from conformance.engine.judge import judge
 from conformance.engine.loading import load_target
 from conformance.engine.rounding import small_faults
 from conformance.sources.trace.call import RESULT, TracedCall
@@ -28,7 +29,7 @@ class TestSmallFaults:
         want = call.by_cpu()
         tensors = {**want.last.tensors, RESULT: replace(want.last.tensors[RESULT], value=answer)}
         got = replace(want, observations=(replace(want.last, tensors=tensors),))
-        assert not call.compared(want, got, CPU, {"value"}).mismatches
+        assert not judge(call, want, got, CPU, {"value"}).mismatches
         return [fault.where for fault in small_faults(call.widened_by, want.last, got.last)]
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -12,6 +12,7 @@ Arguments are JSON values. A dict is a marker, named by one of its keys:
 - `{"i": [m, c]}`: the index `m*i + c`, where `i` is the turn of the loop
 - `{"meta": size, "dtype": d}`: a tensor without values
 - `{"numpy": number, "dtype": d}`: a NumPy scalar
+- `{"object": Held(f)}`: a Python object that is no data, such as the function of an entry of op_db
 - `{"slice": [start, stop, step]}`, `{"tuple": [...]}`, `{"dtype": d}`, `{"memory_format": f}`, `{"layout": l}`,
   `{"ellipsis": 0}`, `{"device": 0}`, `{"number": "nan"}`, `{"complex": [real, imaginary]}`: the value of this kind
 """
@@ -45,6 +46,18 @@ SHAPES: dict[str, Any] = {"op": str, "args": list, "kwargs": dict, "out": list, 
 """Fields of a step in JSON, with their types."""
 
 
+ANY = "any"
+"""Error of a step whose answer may be an error: torch CPU says whether it is. The error ends the program."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A Python object in a step or an input that no JSON can hold. `name` is its public name; "" if it has none."""
+
+    value: Any
+    name: str = ""
+
+
 class StepError(UserError):
     """A step that cannot be decoded. The message is one sentence with the fault and its place."""
 
@@ -53,9 +66,9 @@ class StepError(UserError):
 class Step:
     """One call: the row's name, JSON arguments, and the names of its results.
 
-    `raises` is the error that torch CPU raises, if any. `under` are the global states (`states.STATES`) around the
-    call, outermost first. A loop runs its `body` `times` times with `{"i": ...}` bound to the turn. A step `after` the
-    return is a call of the program's caller: a target that transforms functions does not transform it."""
+    `raises` is the error that torch CPU raises, if any, or `ANY`. `under` are the global states (`states.STATES`)
+    around the call, outermost first. A loop runs its `body` `times` times with `{"i": ...}` bound to the turn. A step
+    `after` the return is a call of the program's caller: a target that transforms functions does not transform it."""
 
     op: str
     args: tuple[Json, ...] = ()
@@ -217,6 +230,7 @@ DECODE: dict[str, Callable[[dict[str, Json], Env, torch.device, int], Any]] = {
     "tensor": lambda m, env, device, i: torch.tensor(
         decode(m["tensor"], env, device, i), dtype=dtype_of(m["dtype"]), device="cpu" if m.get("host") else device
     ),
+    "object": lambda m, env, device, i: m["object"].value,
     "meta": lambda m, env, device, i: torch.empty(m["meta"], dtype=dtype_of(m["dtype"]), device="meta"),
     "numpy": lambda m, env, device, i: _scalar(m),
     "slice": lambda m, env, device, i: slice(*(decode(part, env, device, i) for part in m["slice"])),
@@ -318,12 +332,13 @@ class Form:
     """A way to call torch: `run(name, args, kwargs)` runs the call, `show(name, args, kwargs)` prints it from JSON.
 
     `least` is the number of positional arguments that the form needs. `around` is a function of `snippets` that makes
-    the call."""
+    the call. With `by_runner`, `run` gets the running program in place of the name."""
 
-    run: Callable[[str, list[Any], dict[str, Any]], Any]
+    run: Callable[[Any, list[Any], dict[str, Any]], Any]
     show: Callable[[str, tuple[Json, ...], Mapping[str, Json]], str]
     least: int = 0
     around: str = ""
+    by_runner: bool = False
 
 
 def made_by(around: str, least: int = 0) -> Form:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from conformance.program.steps.entry import ROWS_OF_ENTRIES
 from conformance.program.steps.layouts import overlaps_itself
 from conformance.program.steps.op import ATTRIBUTE, FUNCTION, LOSSY, METHOD, QUERY, Form, Op, made_by, torch_function
 from conformance.standalone.torch_compat import VALUE_DEPENDENT, is_operator
@@ -101,6 +102,8 @@ def _repeats(value: Any) -> bool:
 def row_of(name: str) -> Op:
     """Return the row of this name. Raises KeyError if the kind or torch's function does not exist."""
     kind, _, call = name.partition(":")
+    if kind in ROWS_OF_ENTRIES:
+        return replace(ROWS_OF_ENTRIES[kind], name=name, call=call)
     if kind in RECORDED_KINDS and has_function(f"ops.aten.{call}"):
         overload: Any = torch_function(f"ops.aten.{call}")
         by_values = any(tag in overload.tags for tag in VALUE_DEPENDENT)

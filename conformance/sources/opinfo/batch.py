@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
-from conformance.engine.executor import AnsweredCall, Execution, Executor, Transform, Watch
+from conformance.engine.executor import Execution, Executor, Transform, Watch
 from conformance.engine.target import Target
+from conformance.program.execute import ProgramSubject, SteppedProgram
+from conformance.program.model import Program
+from conformance.program.steps import entry
+from conformance.program.trial import Trial
 from conformance.record.names import SPECIALS_BACKWARD
 from conformance.sources.opinfo import seeding
-from conformance.sources.opinfo.call import SampleCall
 from conformance.standalone.moving import tensors
-from conformance.standalone.observation import Observation
+from conformance.standalone.observation import Observation, Raised
 
 MOST_CALLS = 16
 """Number of calls in one function."""
@@ -25,18 +28,17 @@ APART = frozenset({"backward", "forward_over_backward", "error_inputs", *SPECIAL
 raise."""
 
 
-def passing(
-    pairs: Sequence[tuple[SampleCall, Execution]], target: Target, watch: Watch, right: Callable[[int, Execution], bool]
-) -> set[int]:
-    """Run the calls in one function of the target, and return the places of those that are `right`. It is called with
-    a call's place in `pairs` and its run on the target.
+def passing(trials: Sequence[Trial], target: Target, watch: Watch, right: Callable[[int, Execution], bool]) -> set[int]:
+    """Run the calls of op_db's entries in one function of the target, and return the places of those that are `right`.
+    It is called with a call's place in `trials` and its run on the target.
 
-    `pairs` has each call with its run on torch CPU. A call without a resulting tensor is left out, since nothing shows
-    that the compiler received it. If the compiler takes the function in several parts, no call counts as right."""
-    places = [at for at, (_, run) in enumerate(pairs) if run.last.error is None and tensors(run.outcome)]
+    A call without a resulting tensor is left out, since nothing shows that the compiler received it. If the compiler
+    takes the function in several parts, no call counts as right."""
+    runs = [trial.cpu.run for trial in trials]
+    places = [at for at, run in enumerate(runs) if run.last.error is None and tensors(run.outcome)]
     if len(places) < 2:
         return set()
-    batch = Batch([pairs[at][0] for at in places])
+    batch = Batch([trials[at].program for at in places])
     run = Executor(target).run(batch, watch=watch)
     capture = run.capture
     if run.last.error is not None or capture is None or capture.breaks or capture.ops < len(places):
@@ -47,31 +49,31 @@ def passing(
 class Batch:
     """Calls as one subject: one function of the inputs of all calls."""
 
-    def __init__(self, calls: Sequence[SampleCall]) -> None:
-        self.calls = calls
+    def __init__(self, programs: Sequence[Program]) -> None:
+        self.programs = programs
 
     def inputs(self) -> tuple[list[dict[str, Any]], Collection[int]]:
         """Return the inputs of each call, and the storages of inputs that stay on the CPU."""
-        return [call.tree for call in self.calls], {key for call in self.calls for key in call.sample.kept}
+        each = [ProgramSubject(program).inputs() for program in self.programs]
+        return [tree for tree, _ in each], {key for _, kept in each for key in kept}
 
     def begin(self, inputs: list[dict[str, Any]], target: Target, transform: Transform | None) -> RunningBatch:
         """Begin the function on inputs on the target. Raises TypeError for a target that transforms nothing."""
         if transform is None:
             raise TypeError("only a target that transforms functions runs a batch")
-        return RunningBatch(self.calls, inputs, target, transform)
+        return RunningBatch(self.programs, inputs, target, transform)
 
 
 class RunningBatch:
-    """A batch in progress: one step. Its outcome is the run of each call."""
+    """A batch in progress. Its outcome is a run for each call."""
 
     count = 1
 
     def __init__(
-        self, calls: Sequence[SampleCall], inputs: list[dict[str, Any]], target: Target, transform: Transform
+        self, programs: Sequence[Program], inputs: list[dict[str, Any]], target: Target, transform: Transform
     ) -> None:
-        self.calls, self.inputs, self.target, self.transform = calls, inputs, target, transform
-        self.outcome: list[Execution] = []
-        self.results: list[Any] = []
+        self.target, self.transform, self.outcome = target, transform, list[Execution]()
+        self.calls = [SteppedProgram(program, tree, target) for program, tree in zip(programs, inputs, strict=True)]
 
     def signature(self, number: int) -> Hashable:
         """Return None: the target compiles each function anew."""
@@ -79,22 +81,24 @@ class RunningBatch:
 
     def advance(self, number: int) -> None:
         """Call the function. Raises the error of any call."""
-        runs = [call.run for call in self.calls]
+        entries = [call.program.steps[0].args[0]["object"].value for call in self.calls]
+        operands = [[*call.env.values()] for call in self.calls]
+        calls = [entry.function_of(called, len(trees) > 3) for called, trees in zip(entries, operands, strict=True)]
 
-        def function(trees: list[dict[str, Any]]) -> list[Any]:
-            return [run(tree, _unchanged) for run, tree in zip(runs, trees, strict=True)]
+        def function(each: list[list[Any]]) -> list[Any]:
+            return [call(*trees) for call, trees in zip(calls, each, strict=True)]
 
         seeding.seed(self.target.device)
-        self.results = self.transform(function)(self.inputs)
+        for call, result in zip(self.calls, self.transform(function)(operands), strict=True):
+            call.env["result"] = result
 
     def observe(self, target: Target) -> Observation:
         """Observe each call for the outcome. The batch itself has no observation."""
-        for call, inputs, result in zip(self.calls, self.inputs, self.results, strict=True):
-            answered = AnsweredCall(None, inputs, lambda result=result: result, call.tree)  # type: ignore[misc]
-            answered.advance(1)
-            self.outcome.append(Execution((answered.observe(target),), outcome=result, inputs=inputs))
+        for call in self.calls:
+            inputs = {name: call.env[name] for name in call.inputs}
+            try:
+                seen, result = call.observe(target), call.outcome
+            except Exception as error:  # one that a lazy device raises only when it computes
+                seen, result = Observation(error=Raised.of(error)), None
+            self.outcome.append(Execution((seen,), outcome=result, inputs=inputs))
         return Observation()
-
-
-def _unchanged(function: Callable[..., Any]) -> Callable[..., Any]:
-    return function

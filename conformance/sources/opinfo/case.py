@@ -8,25 +8,27 @@ passes. The judge and the oracles define equality, not this module.
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 
-from conformance.engine.aten_ops import AtenOps, OperatorNames, Tagged
 from conformance.engine.executor import Execution, Executor, Watch
-from conformance.engine.judge import bounded, exceeding, judge
-from conformance.engine.kernel_tables import lacking
+from conformance.engine.judge import bounded, exceeding
 from conformance.engine.loading import reference
 from conformance.engine.rules import LaidOut
-from conformance.engine.target import Target, TargetFacts
+from conformance.engine.target import Target
 from conformance.program.calls import judge_program
+from conformance.program.capture import Unwritable
+from conformance.program.execute import ProgramSubject
+from conformance.program.model import Program
 from conformance.program.relations import BROKEN, BY_STRIDES, LAYOUT
-from conformance.program.unsupported import SPARSE, TAGGED, unsupported_names
+from conformance.program.unsupported import SPARSE, TAGGED, lacking_operator, runs_tagged, unsupported_names
 from conformance.record.errors import UserError
 from conformance.record.finding import TOGETHER
 from conformance.record.measurements import COMPILED, NOT_COMPILED, Measurements
@@ -34,12 +36,11 @@ from conformance.record.names import CHANGED, MEASURED, NOT_COMPARED
 from conformance.record.result import LONGEST_TEXT, Failure, Outcome, Result
 from conformance.sources.opinfo import batch, catalog, surroundings, undefined
 from conformance.sources.opinfo.arguments import Origin
-from conformance.sources.opinfo.call import SampleCall, as_refused
 from conformance.sources.opinfo.finding import failure_of, failure_of_program
 from conformance.sources.opinfo.plan import Case
-from conformance.sources.opinfo.sample_program import Unwritable, program_of
+from conformance.sources.opinfo.sample_program import written
 from conformance.sources.opinfo.sampling import Sample, samples
-from conformance.sources.opinfo.variants import NOTHING_THERE, Skip, calls_of
+from conformance.sources.opinfo.variants import NOTHING_THERE, SampleTrial, Skip, trials_of
 from conformance.standalone.moving import tensors
 from conformance.standalone.observation import Observation
 from conformance.standalone.oracles import WHOLE, Mismatch, headline
@@ -95,22 +96,21 @@ class RunningCase:
         self.skipped = Counter[str]()
         self.failures: dict[str, Failure] = {}
         self.measured = Measurements({measure.name: 0 for measure in target.facts.measures})
-        self.worst: dict[str, tuple[int, SampleCall]] = {}
-        """By measure, the call with the largest excess over its bound, and that excess."""
+        self.worst: dict[str, tuple[int, SampleTrial]] = {}
+        """By measure, the trial with the largest excess over its bound, and that excess."""
 
     def run(self, skipped: Collection[int], together: bool) -> None:
         """Run the samples; see `run_case`. Raises errors of the harness itself."""
         case, drawn = self.case, False
         most = batch.MOST_CALLS if together and self.target.facts.compiles and case.variant not in batch.APART else 1
-        waiting: list[tuple[SampleCall, Execution]] = []
+        waiting: list[SampleTrial] = []
         for sample in samples(self.op, case.variant, self.dtype, case.layout, case.samples):
             if sample.index in skipped:
                 continue
             self.note(sample.index, "sampling")
             drawn = True
-            for call in self._calls(sample):
-                expected = self._expected(call)
-                waiting += [(call, expected)] if expected is not None else []
+            for trial in self._trials(sample):
+                waiting += [trial] if self._can_compare(trial) else []
                 if len(waiting) == most:
                     self._compare(waiting)
                     waiting = []
@@ -125,9 +125,9 @@ class RunningCase:
         if self.case.variant in ("error_inputs", *CHANGED):
             return
         for mismatch in exceeding(self.measured, self.measured.most, "aten ops on CPU and storages moved"):
-            excess, call = self.worst[mismatch.oracle]  # the sum exceeds its bound only if one call does
+            excess, trial = self.worst[mismatch.oracle]  # the sum exceeds its bound only if one call does
             more = replace(mismatch, detail=f"{mismatch.detail}, {excess} more in this sample")
-            self.fail(failure_of(self.target, call, more, Observation(), Observation()))
+            self.fail(failure_of(trial, more, Observation(), Observation()))
 
     def result(self, seconds: float) -> Result:
         """Return the result of the case."""
@@ -164,94 +164,93 @@ class RunningCase:
         self.failures.setdefault(failure.oracle, failure)
 
     def take(
-        self, call: SampleCall, mismatches: Sequence[Mismatch], expected: Observation, actual: Observation
+        self, trial: SampleTrial, mismatches: Sequence[Mismatch], expected: Observation, actual: Observation
     ) -> None:
         """Count a compared call, and store its mismatches."""
         self.compared += 1
         self.failed += bool(mismatches)
         for mismatch in mismatches:
             if mismatch.oracle not in self.failures:
-                self.fail(failure_of(self.target, call, mismatch, expected, actual))
+                self.fail(failure_of(trial, mismatch, expected, actual))
 
-    def _watch(self, call: SampleCall) -> Watch:
-        """Return a callback that notes each step of the call on the target."""
-        return lambda number, builds: self.note(call.sample.index, "target", builds, call.sample.origin)
+    def _watch(self, sample: Sample) -> Watch:
+        """Return a callback that notes each step of the sample's program on the target."""
+        return lambda number, builds: self.note(sample.index, "target", builds, sample.origin)
 
-    def _calls(self, sample: Sample) -> Iterator[SampleCall]:
+    def _trials(self, sample: Sample) -> Iterator[SampleTrial]:
         try:
-            yield from calls_of(self.case, sample)
+            yield from trials_of(self.case, sample, self.target)
         except Skip as reason:
             self.skip(str(reason), excused=str(reason) in NOTHING_THERE)
 
-    def _expected(self, call: SampleCall) -> Execution | None:
-        """Return the call's run on torch CPU. None if there is no run to compare: the call was skipped, counted as
+    def _can_compare(self, trial: SampleTrial) -> bool:
+        """Whether torch CPU's answer can be compared with the target's. If not, the program was skipped, counted as
         failed, or judged by relations."""
-        reason = _undeclared(self.target, call) or (self.fault if self.fault_is_fatal else "")
+        reason = _undeclared(trial) or (self.fault if self.fault_is_fatal else "")
         if reason:
             self.skip(reason, excused=True)
-            return None
+            return False
         if self.target.facts.relations:
-            self._judge_by_relations(call)
-            return None
-        self.note(call.sample.index, "CPU", origin=call.sample.origin)
-        expected = Executor(reference()).run(call)
-        return None if self._says_nothing(call, expected) else expected
+            self._judge_by_relations(trial)
+            return False
+        self.note(trial.sample.index, "CPU", origin=trial.sample.origin)
+        return not self._says_nothing(trial, trial.cpu.run)
 
-    def _says_nothing(self, call: SampleCall, expected: Execution) -> bool:
-        """Whether torch CPU's run says nothing about the target; counts the call as skipped or failed."""
+    def _says_nothing(self, trial: SampleTrial, expected: Execution) -> bool:
+        """Whether torch CPU's run says nothing about the target; counts the program as skipped or failed."""
         changed, error = self.case.variant in CHANGED, expected.last.error
         if expected.failed_step == 0:
             # No declaration covers this skip, so it is a failure until an expectation declares it.
             text = f"{error.kind}: {error.text}"[:LONGEST_TEXT] if error else ""
             self.failed += 1
             detail = f"it cannot be moved: {text}"
-            self.fail(Failure(NOT_COMPARED, "an input", "a comparison", "none", detail, call.sample.index))
-        elif (left_out := _left_out(self.case, call, expected)) is not None:
+            self.fail(Failure(NOT_COMPARED, "an input", "a comparison", "none", detail, trial.sample.index))
+        elif (left_out := _left_out(self.case, trial.program, expected)) is not None:
             self.skip(*left_out)
-        elif beside := changed and error is None and surroundings.faults(call, expected):
+        elif beside := changed and error is None and surroundings.faults(trial):
             if self.fault or self.target.name != reference().name:
                 reason = self.fault or "torch CPU's answer depends on the memory beside its operands"
                 self.skip(reason, excused=True)
             else:
-                self.take(call, beside[:1], expected.last, expected.last)
+                self.take(trial, beside[:1], expected.last, expected.last)
         else:
             return False
         return True
 
-    def _compare(self, pairs: Sequence[tuple[SampleCall, Execution]]) -> None:
-        """Run calls on the target, and judge them against their runs on torch CPU. Several calls run together first,
-        and those that do not pass that way run alone."""
+    def _compare(self, trials: Sequence[SampleTrial]) -> None:
+        """Run programs on the target, and judge them against their runs on torch CPU. Several run together first, and
+        those that do not pass that way run alone."""
         passed: set[int] = set()
-        if len(pairs) > 1:
-            first = pairs[0][0].sample.index
+        if len(trials) > 1:
+            first = trials[0].sample.index
 
             def right(at: int, actual: Execution) -> bool:
-                call, expected = pairs[at]
-                judgement = judge(call, expected, actual, self.target, self.target.facts.oracles)
+                judgement = trials[at].judge(actual)
                 return not (judgement.mismatches or judgement.arbitrated or judgement.tolerated)
 
             def watch(number: int, builds: bool) -> None:
                 self.note(first, TOGETHER, builds)
 
-            passed = batch.passing(pairs, self.target, watch, right)
+            passed = batch.passing(trials, self.target, watch, right)
             self.compared += len(passed)
             self.measured += Measurements({COMPILED: len(passed)})
-        for at, (call, expected) in enumerate(pairs):
+        for at, trial in enumerate(trials):
             if at not in passed:
-                self._compare_call(call, expected)
+                self._compare_alone(trial)
 
-    def _compare_call(self, call: SampleCall, expected: Execution) -> None:
-        case, target, error = self.case, self.target, expected.last.error
-        actual = Executor(target).run(call, watch=self._watch(call))
+    def _compare_alone(self, trial: SampleTrial) -> None:
+        expected, error = trial.cpu.run.last, trial.cpu.run.last.error
+        actual = trial.run(watch=self._watch(trial.sample))
         if actual.unavailable:
             return self.skip(f"the device has no way to make {actual.unavailable}", excused=True)
         # If only one side raises, which the judge reports, the counts of the two sides are not comparable.
         if (error is None) == (actual.last.error is None):
-            self._measure(call, expected, actual)
+            self._measure(trial, actual)
         # PyTorch does not define the content of operands after a refused call.
-        oracles = {"error"} if case.variant in CHANGED and error is not None else target.facts.oracles
-        mismatches, arbitrated, tolerated = judge(call, expected, actual, target, oracles)
-        mismatches = [mismatch for mismatch in mismatches if not as_refused(call, expected.last, actual.last, mismatch)]
+        oracles = {"error"} if self.case.variant in CHANGED and error is not None else None
+        mismatches, arbitrated, tolerated = trial.judge(actual, oracles)
+        origin = trial.sample.origin
+        mismatches = [mismatch for mismatch in mismatches if not as_refused(origin, expected, actual.last, mismatch)]
         if mismatches and self.fault:
             return self.skip(self.fault, excused=True)
         reached = self._reached(actual, error is not None)
@@ -260,18 +259,17 @@ class RunningCase:
             return self.skip(f"{NOT_COMPILED}: the compiler received nothing", excused=True)
         self.arbitrated += arbitrated
         self.tolerated += tolerated
-        return self.take(call, mismatches, expected.last, actual.last)
+        return self.take(trial, mismatches, expected, actual.last)
 
-    def _measure(self, call: SampleCall, expected: Execution, actual: Execution) -> None:
-        """Add the measurements of one call; remember the call with the largest excess."""
+    def _measure(self, trial: SampleTrial, actual: Execution) -> None:
+        """Add the measurements of one program; remember the one with the largest excess."""
         judged = not {*MEASURED}.isdisjoint(actual.measured.counts)
-        most = _under(AtenOps(), call).total + transfers(expected.last) if judged else None
-        measured = bounded(actual.measured, most)
+        measured = bounded(actual.measured, trial.cpu.most_kernels if judged else None)
         self.measured += measured
         for name, bound in measured.most.items():
             excess = measured.counts[name] - bound
-            if excess > self.worst.get(name, (0, call))[0]:
-                self.worst[name] = excess, call
+            if excess > self.worst.get(name, (0, trial))[0]:
+                self.worst[name] = excess, trial
 
     def _reached(self, actual: Execution, raises: bool) -> bool:
         """Whether the target's compiler received at least a part of the call; counts the extent. An error during
@@ -283,14 +281,14 @@ class RunningCase:
         self.measured += Measurements({extent: 1})
         return extent != NOT_COMPILED
 
-    def _judge_by_relations(self, call: SampleCall) -> None:
-        """Judge a call by the target's relations, as a program."""
-        case, target, watch = self.case, self.target, self._watch(call)
+    def _judge_by_relations(self, trial: SampleTrial) -> None:
+        """Judge a sample by the target's relations, as a program that is data."""
+        case, target, watch = self.case, self.target, self._watch(trial.sample)
         watch(0, target.facts.transforms_program)
-        if self._broken_by_layout(call, watch):
+        if self._broken_by_layout(trial, watch):
             return None
         try:
-            program = program_of(call)
+            program = written(trial)[0]
         except Unwritable as reason:
             return self.skip(f"no program holds {reason}", excused=True)
         verdict = judge_program(program, target, watch=watch)
@@ -299,23 +297,23 @@ class RunningCase:
         self.compared += 1
         self.failed += bool(verdict.mismatches)
         for mismatch in verdict.mismatches[:1]:
-            failure = Failure(sample=call.sample.index, **vars(mismatch))
+            failure = Failure(sample=trial.sample.index, **vars(mismatch))
             self.fail(failure_of_program(case, target, failure, program, verdict))
         return None
 
-    def _broken_by_layout(self, call: SampleCall, watch: Watch) -> bool:
+    def _broken_by_layout(self, trial: SampleTrial, watch: Watch) -> bool:
         """Whether a call on tensors with a layout raises, and the same call on contiguous tensors does not; counts it
         as failed."""
-        case, executor = self.case, Executor(self.target)
+        case = self.case
         plain = case.layout == "as_sampled" or case.variant not in ("forward", "method", "backward")
         if plain or BY_STRIDES.search(case.op):
             return False
-        run = executor.run(call, watch=watch)
-        error = run.last.error
-        if error is None or run.unavailable or executor.run(LaidOut(call, "contiguous")).last.error is not None:
+        run = trial.run(watch=watch)
+        error, contiguous = run.last.error, LaidOut(ProgramSubject(trial.program), "contiguous")
+        if error is None or run.unavailable or Executor(self.target).run(contiguous).last.error is not None:
             return False
         detail = f"{headline(error.text)}; {BROKEN.format(LAYOUT)}"
-        self.take(call, [Mismatch("error", WHOLE, "no error", error.kind, detail)], Observation(), run.last)
+        self.take(trial, [Mismatch("error", WHOLE, "no error", error.kind, detail)], Observation(), run.last)
         return True
 
 
@@ -326,20 +324,21 @@ ACCEPTED = {
 """Variants whose calls torch CPU must refuse: why a call that it accepts is skipped, and whether that is no failure."""
 
 
-def _left_out(case: Case, call: SampleCall, expected: Execution) -> tuple[str, bool] | None:
+def _left_out(case: Case, program: Program, expected: Execution) -> tuple[str, bool] | None:
     """Return the reason why torch CPU's run says nothing about the target, and whether that is no failure; None if the
     run can be compared."""
     error = expected.last.error
     if error is not None and error.not_implemented:
         return f"the CPU does not implement it either: {headline(error.text)}", case.variant in CHANGED
-    if case.layout == "expanded" and _wrote_to_shared(call.tree, expected.inputs):
+    if case.layout == "expanded" and _wrote_to_shared(program.trees, expected.inputs):
         return "it writes to an expanded input, which is undefined", False
     return ACCEPTED.get(case.variant) if error is None else None
 
 
-def _undeclared(target: Target, call: SampleCall) -> str:
-    """Return the declaration that exempts the target from this call, or the empty string if there is none."""
-    inputs = tensors(call.tree)
+def _undeclared(trial: SampleTrial) -> str:
+    """Return the declaration that exempts the target from this program, or "" if there is none."""
+    program, target = trial.program, trial.target
+    inputs = tensors(program.trees)
     traits = unsupported_names(target.facts, "trait")
     if SPARSE in traits and any(tensor.layout is not torch.strided for tensor in inputs):
         return "the target declares that it does not support sparse tensors"
@@ -347,22 +346,15 @@ def _undeclared(target: Target, call: SampleCall) -> str:
     missing = sorted({str(t.dtype).removeprefix("torch.") for t in inputs if held is not None and t.dtype not in held})
     if missing:
         return f"the target declares that it does not hold {', '.join(missing)}"
-    if target.facts.profile is not None and target.facts.profile.operators:
-        operator = lacking(_under(OperatorNames(), call).names, target)
-        if operator:
-            return f"the target's profile declares that it lacks {operator}"
+    operator = lacking_operator(program, target)
+    if operator:
+        return f"the target's profile declares that it lacks {operator}"
     for trait in traits & {*TAGGED}:
-        if _under(Tagged(TAGGED[trait]), call, _Inside).seen:
+        if runs_tagged(program, TAGGED[trait]):
             return f"the target declares that it does not support {trait}"
-    if not target.facts.shows_values and depends_on_values(call):
+    if not target.facts.shows_values and runs_tagged(program, VALUE_DEPENDENT):
         return "its metadata depends on values, which the target does not have"
     return ""
-
-
-def transfers(seen: Observation) -> int:
-    """Return the kernels allowed for moving data: one for each storage that is sent or fetched."""
-    fetched = {tensor.alias for tensor in seen.tensors.values()}
-    return len(seen.storages) + len(fetched) + sum(grad is not None for grad in seen.grads.values())
 
 
 def _wrote_to_shared(before: dict[str, Any], after: dict[str, Any]) -> bool:
@@ -377,50 +369,19 @@ def _wrote_to_shared(before: dict[str, Any], after: dict[str, Any]) -> bool:
     return False
 
 
-class _Watched(Target):
-    """Torch CPU with a dispatch mode around the call, but not around the moves. It needs a separate run, because a mode
-    that counts ops changes the behaviour of some ops.
+CLEAR = frozenset({"RuntimeError", "TypeError", "ValueError", "IndexError"})
+"""Errors by which torch refuses a call. A device may check the arguments of a call in another order than torch CPU."""
+
+
+def as_refused(origin: Origin | None, expected: Observation, actual: Observation, mismatch: Mismatch) -> bool:
+    """Whether the mismatch is about a call with a changed argument, which the target may refuse in its own way.
+
+    The target must refuse what torch CPU refuses, by an error of a kind of `CLEAR`. It may refuse a tensor on another
+    device, and copying a tensor without values is not implemented on any.
     """
-
-    name = "cpu"
-
-    def __init__(self, mode: Any) -> None:
-        super().__init__()
-        self.mode = mode
-
-    def active(self) -> Any:
-        """Return the mode."""
-        return self.mode
-
-
-class _Inside(_Watched):
-    """Torch CPU with a dispatch mode around the function under test only, not around the drawing of cotangents."""
-
-    facts = TargetFacts(transforms_program=True)
-
-    def active(self) -> Any:
-        """Return a context that does nothing."""
-        return contextlib.nullcontext()
-
-    def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function in the mode."""
-
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            with self.mode:
-                return function(*args, **kwargs)
-
-        return watched
-
-
-Mode = TypeVar("Mode")
-
-
-def _under(mode: Mode, call: SampleCall, cpu: type[_Watched] = _Watched) -> Mode:
-    """Run the call on torch CPU with a dispatch mode, and return the mode."""
-    Executor(cpu(mode)).run(call)
-    return mode
-
-
-def depends_on_values(call: SampleCall) -> bool:
-    """Whether the call, on torch CPU, runs an aten op whose result metadata depends on the values of its inputs."""
-    return _under(Tagged(VALUE_DEPENDENT), call).seen
+    if origin is None or actual.error is None or mismatch.oracle != "error":
+        return False
+    if origin.change.variant == "kind_scalar" and re.search(r"(?i)\bdevice|on (the )?cpu\b", actual.error.text):
+        return True  # torch's rules for tensors on two devices, which torch CPU cannot show
+    there = not actual.error.not_implemented or origin.change.variant == "refused_device"
+    return expected.error is not None and there and not CLEAR.isdisjoint(actual.error.ancestors)

@@ -26,9 +26,9 @@ from conformance.record.finding import MOVE
 from conformance.record.result import Failure
 from conformance.record.sentences import sentence
 from conformance.sources.opinfo import script
-from conformance.sources.opinfo.call import SampleCall
 from conformance.sources.opinfo.plan import Case
 from conformance.sources.opinfo.sample_program import written
+from conformance.sources.opinfo.variants import SampleTrial
 from conformance.standalone.observation import Observation
 from conformance.standalone.oracles import MAX_SHOWN, Mismatch, Tolerance, differing
 
@@ -39,30 +39,28 @@ LONGEST_INPUTS = 400
 """Limit on the storage elements of written inputs; a script takes larger inputs from op_db."""
 
 
-def failure_of(
-    target: Target, call: SampleCall, mismatch: Mismatch, expected: Observation, actual: Observation
-) -> Failure:
-    program, names = None, dict[str, str]()
+def failure_of(trial: SampleTrial, mismatch: Mismatch, expected: Observation, actual: Observation) -> Failure:
+    """Return a mismatch of the program of a sample as a failure."""
+    given, program, names = trial.program, None, dict[str, str]()
     with contextlib.suppress(Unwritable):
-        program, names = written(call)
+        program, names = written(trial)
     if program is not None and sum(storage.size for storage in program.storages) > LONGEST_INPUTS:
         program, names = None, {}
     named = _renamed(mismatch, names)
-    where = named.where if not call.note else f"{named.where} ({call.note})"
+    where = named.where if not given.note else f"{named.where} ({given.note})"
     return Failure.of(
         named,
         where=where,
-        sample=call.sample.index,
-        call=script.summary(call.source or call.case.name, call.tree),
+        sample=trial.sample.index,
+        call=script.summary(trial.name, given.trees),
         script=script.standalone(
-            target,
-            call,
+            trial,
             sentence(replace(named, where=where)),
             named,
             program,
             sparse=any(name.endswith("['layout']") for name in expected.others),
         ),
-        **_shown(mismatch, expected, actual, call.terms.tolerance),
+        **_shown(mismatch, expected, actual, given.tolerance),
     )
 
 

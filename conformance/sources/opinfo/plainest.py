@@ -13,7 +13,7 @@ from conformance.sources.opinfo.plan import Case
 
 if TYPE_CHECKING:
     from conformance.engine.target import Target
-    from conformance.sources.opinfo.call import SampleCall
+    from conformance.program.execute import ProgramSubject
 
 
 def names(spec: str) -> list[str]:
@@ -24,13 +24,14 @@ def names(spec: str) -> list[str]:
     return [entry.name for entry in catalog.entries()]
 
 
-def call_of(target: Target, name: str) -> SampleCall | str:
-    """Return the call of the OpInfo of this name, or the reason why there is none."""
+def call_of(target: Target, name: str) -> ProgramSubject | str:
+    """Return the program of the OpInfo of this name, or the reason why there is none."""
     import torch
 
+    from conformance.program.execute import ProgramSubject
     from conformance.sources.opinfo import catalog
     from conformance.sources.opinfo.sampling import samples
-    from conformance.sources.opinfo.variants import Skip, calls_of
+    from conformance.sources.opinfo.variants import Skip, trials_of
 
     (entry,) = (entry for entry in catalog.entries() if entry.name == name)
     held = target.facts.dtypes
@@ -41,6 +42,7 @@ def call_of(target: Target, name: str) -> SampleCall | str:
     case = Case(entry.op, entry.overload, entry.family, dtype, "forward", "as_sampled")
     sample = next(samples(catalog.find(case), "forward", getattr(torch, dtype), "as_sampled", 1), None)
     try:
-        return next(calls_of(case, sample), "no sample") if sample is not None else "no sample"
+        trial = next(trials_of(case, sample, target), None) if sample is not None else None
     except Skip:
-        return "no sample"
+        trial = None
+    return ProgramSubject(trial.program) if trial is not None else "no sample"

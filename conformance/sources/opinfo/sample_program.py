@@ -1,7 +1,7 @@
 """A sample of op_db in a variant and a layout as a program: its tensors are the inputs, its call is a step.
 
-Defines `program_of`, and `steps_of` and `results_of`, which drawing shares. An entry is often a wrapper around the
-user's call. So a call is written with a public name: a function, a method or an attribute. `program_of` runs both on
+Defines `written`, and `steps_of` and `results_of`, which drawing shares. An entry is often a wrapper around the
+user's call. So a call is written with a public name: a function, a method or an attribute. `written` runs both on
 torch CPU and accepts the program only if every observed fact agrees. A gradient variant has one more step for each
 differentiated result; cotangents and tangents are inputs. A call that torch CPU refuses is a step that must raise, and
 one that draws random numbers has the entry's seed around it.
@@ -12,24 +12,23 @@ A call that no program can hold has a reason (`Unwritable`), and runs only as a 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from conformance.engine.executor import Executor
-from conformance.engine.loading import reference
 from conformance.program.capture import NotAnInput, Unwritable, encoded, inputs_of, on_host
-from conformance.program.execute import Broken
+from conformance.program.execute import Broken, RunningProgram
+from conformance.program.float64 import JudgedProgram
 from conformance.program.model import Program, ProgramError, fresh_names
 from conformance.program.shadow import reference as program_reference
 from conformance.program.steps.op import ATTRIBUTE, METHOD, Json, Step, dtype_name, tensor
 from conformance.program.steps.op_db import has_function, has_method
 from conformance.program.steps.states import SEEDS
-from conformance.record.names import ORACLES, SPECIALS_BACKWARD
+from conformance.record.names import DIFFERENTIATED, ORACLES, SPECIALS_BACKWARD
 from conformance.sources.opinfo import catalog
-from conformance.sources.opinfo.call import SampleCall
+from conformance.sources.opinfo.variants import SampleTrial
 from conformance.standalone.moving import storage_key, tensors
 from conformance.standalone.observation import Observation, Raised, names_of
 from conformance.standalone.oracles import WHOLE, compare
@@ -43,21 +42,16 @@ STEP = "step 1"
 """Name of the answer of the call's step, if it is no tensor."""
 
 
-def program_of(call: SampleCall) -> Program:
-    """Return the call as a program; see `written`."""
-    return written(call)[0]
+def written(trial: SampleTrial) -> tuple[Program, dict[str, str]]:
+    """Return a sample's program of given inputs as a program that is data, on the same terms, and its names by the
+    names in an observation of the former.
 
-
-def written(call: SampleCall) -> tuple[Program, dict[str, str]]:
-    """Return the call as a program on the call's terms, and its names by the names in an observation of the call.
-
-    Runs the call and the program on torch CPU. Raises Unwritable."""
-    case, op = call.case, catalog.find(call.case)
-    if call.process is not None:
+    Runs it on torch CPU. Raises Unwritable."""
+    case, given, run = trial.case, trial.program, trial.cpu.run
+    if given.process is not None:
         raise Unwritable("a result whose sign or phase is free")
-    names = _Names(call)
-    args, kwargs = names.arguments(call)
-    run = Executor(reference()).run(call)
+    names = _Names(given)
+    args, kwargs = names.arguments()
     seen, outcome, error = run.last, run.outcome, run.last.error
     if error is not None and error.not_implemented:
         raise Unwritable("a call that torch CPU does not implement")
@@ -66,10 +60,11 @@ def written(call: SampleCall) -> tuple[Program, dict[str, str]]:
         seen = replace(seen, others={} if outcome else {RESULT: outcome})
     results, ending = results_of(outcome) if error is None else ({}, "")
     known = names.of_observation(run.outcome, results, error)
-    draws = error is None and call.draws
-    derived = _derived_along(names, call) if error is None else ()
-    backward = _backward(names, call, results)
-    bare, reason = names.program(call), ""
+    draws = error is None and JudgedProgram(given).draws
+    drawn = _directions(given) if case.variant in DIFFERENTIATED else []
+    derived = names.of_directions(drawn) if case.variant == FORWARD_OVER_BACKWARD and error is None else ()
+    backward = _backward(names, drawn, results) if case.variant in BACKWARD else ()
+    bare, reason, op = names.program(trial), "", catalog.find(case)
     oracles = {*ORACLES} if catalog.has_value(op) else {*ORACLES} - {"value", "storage"}
     forms = steps_of(op, case.variant, ending, (*derived, *args), kwargs)
     for step, seed in itertools.product(forms, SEEDS if draws else ("",)):
@@ -82,30 +77,31 @@ def written(call: SampleCall) -> tuple[Program, dict[str, str]]:
             reason = reason or f"a program without a defined meaning: {_cause(str(broken))}"
             continue
         if not compare(_renamed(seen, known, answer), answer, oracles=oracles):
-            return replace(program, **_terms(call, known, answer)), known
+            return replace(program, **_terms(given, known, answer)), known
         reason = reason or "a public function that answers differently from the entry"
     raise Unwritable(reason or "a call without a public name")
 
 
-def unrun(call: SampleCall) -> Program:
-    """Return a call that ends the process, as a program of one step without results. Nothing runs.
+def unrun(trial: SampleTrial) -> Program:
+    """Return a program that ends the process, as data of one step without results. Nothing runs.
 
     Raises Unwritable."""
-    names = _Names(call)
-    args, kwargs = names.arguments(call)
-    for step in steps_of(catalog.find(call.case), call.case.variant, "", args, kwargs):
-        return names.program(call).with_steps((step,))
+    names = _Names(trial.program)
+    args, kwargs = names.arguments()
+    for step in steps_of(catalog.find(trial.case), trial.case.variant, "", args, kwargs):
+        return names.program(trial).with_steps((step,))
     raise Unwritable("a call without a public name")
 
 
 class _Names:
-    """Names of a call's tensors in the program, in the order of the call's arguments."""
+    """Names of the given tensors in the program that is data, in the order of the call's arguments."""
 
-    def __init__(self, call: SampleCall) -> None:
-        self.kept, self.fresh = call.sample.kept, fresh_names({})
+    def __init__(self, program: Program) -> None:
+        self.trees, self.fresh = program.trees, fresh_names({})
+        self.kept = {key for given in program.given for key in given.kept}
         self.tensors: dict[str, torch.Tensor] = {}
         self.known: dict[int, str] = {}
-        self.places = {name: leaf for key, part in call.tree.items() for name, leaf in names_of(part, key).items()}
+        self.places = {name: leaf for key, part in self.trees.items() for name, leaf in names_of(part, key).items()}
 
     def name(self, value: torch.Tensor) -> str:
         """Return the name of a tensor, and make it an input if it is new."""
@@ -119,19 +115,25 @@ class _Names:
         stays = value.layout is torch.strided and not value.is_meta and storage_key(value) in self.kept
         return on_host(value) if stays else tensor(self.name(value))
 
-    def arguments(self, call: SampleCall) -> tuple[tuple[Json, ...], dict[str, Json]]:
+    def arguments(self) -> tuple[tuple[Json, ...], dict[str, Json]]:
         """Return the arguments of the call's step. Raises Unwritable."""
-        named = {**call.tree["kwargs"], **({"out": call.tree["out"]} if "out" in call.tree else {})}
-        args = tuple(encoded(value, self.marker) for value in (call.tree["input"], *call.tree["args"]))
+        named = {**self.trees["kwargs"], **({"out": self.trees["out"]} if "out" in self.trees else {})}
+        args = tuple(encoded(value, self.marker) for value in (self.trees["input"], *self.trees["args"]))
         return args, {key: encoded(value, self.marker) for key, value in named.items()}
 
-    def program(self, call: SampleCall) -> Program:
+    def of_directions(self, drawn: Sequence[torch.Tensor]) -> tuple[Json, ...]:
+        """Return the tangents and the cotangents of a derivative in forward mode: two lists."""
+        count = sum(operand.requires_grad for operand in tensors(self.trees))
+        named = [tensor(self.name(direction)) for direction in drawn]
+        return named[:count], named[count:]
+
+    def program(self, trial: SampleTrial) -> Program:
         """Return a program with the named tensors as inputs, without steps. Raises Unwritable."""
         try:
             storages, inputs = inputs_of(self.tensors)
         except NotAnInput as error:
             raise Unwritable(str(error)) from error
-        return Program(storages, inputs, note=f"{call.case.id}, sample {call.sample.index}")
+        return Program(storages, inputs, note=f"{trial.case.id}, sample {trial.sample.index}")
 
     def of_observation(self, outcome: Any, results: Collection[str], error: Raised | None) -> dict[str, str]:
         """Return the program's names by the names in an observation of the call."""
@@ -159,23 +161,20 @@ def results_of(outcome: Any) -> tuple[dict[str, torch.Tensor], str]:
     return named, ending
 
 
-def _derived_along(names: _Names, call: SampleCall) -> tuple[Json, ...]:
-    """Return the tangents and the cotangents of a derivative in forward mode, from the call's last run: two lists."""
-    if call.case.variant != FORWARD_OVER_BACKWARD:
-        return ()
-    count = sum(operand.requires_grad for operand in tensors(call.tree))
-    drawn = [tensor(names.name(direction)) for direction in call.drawn.last]
-    return drawn[:count], drawn[count:]
+def _directions(program: Program) -> list[torch.Tensor]:
+    """Return the directions of derivation that the program draws."""
+    run = RunningProgram(program)
+    run.run(program.steps)
+    return run.drawn
 
 
-def _backward(names: _Names, call: SampleCall, results: Mapping[str, torch.Tensor]) -> tuple[Step, ...]:
-    """Return the steps that differentiate the results with the cotangents of the call's last run."""
-    if call.case.variant not in BACKWARD:
-        return ()
+def _backward(
+    names: _Names, cotangents: Sequence[torch.Tensor], results: Mapping[str, torch.Tensor]
+) -> tuple[Step, ...]:
+    """Return the steps that differentiate the results with these cotangents."""
     roots = [name for name, result in results.items() if result.requires_grad]
     steps = [
-        Step("backward", (tensor(name), tensor(names.name(cotangent))))
-        for name, cotangent in zip(roots, call.drawn.last)
+        Step("backward", (tensor(name), tensor(names.name(cotangent)))) for name, cotangent in zip(roots, cotangents)
     ]
     return tuple(replace(step, kwargs={"retain_graph": True}) for step in steps[:-1]) + tuple(steps[-1:])
 
@@ -240,22 +239,22 @@ def _renamed(seen: Observation, names: Mapping[str, str], program: Observation) 
     )
 
 
-def _terms(call: SampleCall, names: Mapping[str, str], answer: Observation) -> dict[str, Any]:
-    """Return the terms of the call, with the dtypes and names of its program."""
+def _terms(given: Program, names: Mapping[str, str], answer: Observation) -> dict[str, Any]:
+    """Return the terms of a program of given inputs, with the dtypes and names of the program that is data."""
     dtypes = {
         dtype_name(tensor.dtype)
         for tensor in answer.tensors.values()
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex
     }
-    terms, undefined = call.terms, list[str]()
-    for beginning in terms.undefined:
+    undefined = list[str]()
+    for beginning in given.undefined:
         fact, _, root = beginning.rpartition(" ")
         undefined += [f"{fact} {name}" for old, name in names.items() if old.partition("[")[0] == root]
     if WHOLE in names:  # PyTorch does not define the content of operands after a refused call
         undefined = ["value of ", "storage of ", "version of "]
     return {
-        "tolerance": {name: terms.tolerance[name] for name in sorted(dtypes & terms.tolerance.keys())},
-        "rules": terms.rules,
+        "tolerance": {name: given.tolerance[name] for name in sorted(dtypes & given.tolerance.keys())},
+        "rules": given.rules,
         "undefined": tuple(dict.fromkeys(undefined)),
     }
 

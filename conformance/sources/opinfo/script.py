@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from conformance.engine.target import Target
+from conformance.program.float64 import JudgedProgram
 from conformance.program.model import Program
 from conformance.program.script import script as program_script
 from conformance.sources.opinfo.plan import Case
@@ -26,25 +27,25 @@ from conformance.standalone.script_runtime import leaves_by_name
 from conformance.standalone.tensor_source import input_lines
 
 if TYPE_CHECKING:
-    from conformance.sources.opinfo.call import SampleCall
+    from conformance.sources.opinfo.variants import SampleTrial
 
 
-def function_name(op: Any) -> str | None:
-    """Return `torch.add` if the OpInfo calls it; None for a wrapper, which has no name outside op_db."""
+def function_name(op: Any) -> str:
+    """Return `torch.add` if the OpInfo calls it; "" for a wrapper, which has no name outside op_db."""
     try:
         named = functools.reduce(getattr, op.name.split("."), torch)
     except AttributeError:
-        return None
-    return f"torch.{op.name}" if named is op.op else None
+        return ""
+    return f"torch.{op.name}" if named is op.op else ""
 
 
-def method_name(op: Any, suffix: str) -> str | None:
-    """Return `torch.Tensor.add_` if it is the OpInfo's method or in-place variant, else None."""
+def method_name(op: Any, suffix: str) -> str:
+    """Return `torch.Tensor.add_` if it is the OpInfo's method or in-place variant, else ""."""
     name = f"{op.name}{suffix}"
     variant = op.inplace_variant if suffix else op.method_variant
     if name.startswith("_foreach"):
         return f"torch.{name}"
-    return f"torch.Tensor.{name}" if getattr(torch.Tensor, name, None) is variant else None
+    return f"torch.Tensor.{name}" if getattr(torch.Tensor, name, None) is variant else ""
 
 
 def summary(name: str, tree: dict[str, Any]) -> str:
@@ -70,8 +71,7 @@ def _brief(value: Any) -> str:
 
 
 def standalone(
-    target: Target,
-    call: SampleCall,
+    trial: SampleTrial,
     finding: str,
     mismatch: Mismatch | None = None,
     program: Program | None = None,
@@ -82,7 +82,8 @@ def standalone(
 
     `mismatch` has the names of the `program`, if there is one. `sparse` says that a result is sparse.
     """
-    case, tree, sample, terms = call.case, call.tree, call.sample, call.terms
+    case, sample, target, given = trial.case, trial.sample, trial.target, trial.program
+    tree, terms = given.trees, JudgedProgram(given).terms
     own_process = sample.process is not None
     notes = [f"Again: {again(case, target.spec, sample.index)}"]
     if program is not None:

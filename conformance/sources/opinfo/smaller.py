@@ -27,12 +27,11 @@ from conformance.run.failing_program import FailingProgram
 from conformance.run.smaller import DISTINCT_SAMPLE, SAMPLE, is_shown, shows_same_failure, unexplained, watch_steps
 from conformance.run.worker import loaded, unit
 from conformance.sources.opinfo import catalog, seeding, undefined
-from conformance.sources.opinfo.call import SampleCall
 from conformance.sources.opinfo.finding import LONGEST_INPUTS, LONGEST_LINES, failure_of_program
 from conformance.sources.opinfo.plan import Case
-from conformance.sources.opinfo.sample_program import RESULT, program_of, unrun
+from conformance.sources.opinfo.sample_program import RESULT, unrun, written
 from conformance.sources.opinfo.sampling import samples
-from conformance.sources.opinfo.variants import Skip, calls_of
+from conformance.sources.opinfo.variants import SampleTrial, Skip, trials_of
 from conformance.standalone.oracles import Mismatch
 from conformance.standalone.script import bare, own_part
 from conformance.standalone.torch_compat import op_db_unseeded
@@ -118,22 +117,23 @@ def programs_of(case: Case, failure: Failure, target: Target, checked: bool = Tr
     """Return the failing sample's calls as programs, and the reason if none of them can be written. A call that ends
     torch CPU's own process does not run; without `checked`, no call does."""
     programs, reason = list[Program](), "a sample without a call"
-    written = program_of if checked and failure.where != ON_CPU else unrun
-    for call in _calls(case, failure.sample, target):
-        if not call.note or failure.oracle in DEATHS or f"({call.note})" in failure.where:
+    runs = checked and failure.where != ON_CPU
+    for trial in _trials(case, failure.sample, target):
+        note = trial.program.note
+        if not note or failure.oracle in DEATHS or f"({note})" in failure.where:
             try:
-                programs.append(written(call))
+                programs.append(written(trial)[0] if runs else unrun(trial))
             except Unwritable as error:
                 reason = str(error)
     return programs, reason
 
 
-def _calls(case: Case, index: int, target: Target) -> Iterator[SampleCall]:
-    """Yield the calls of the case's sample of this index."""
+def _trials(case: Case, index: int, target: Target) -> Iterator[SampleTrial]:
+    """Yield the trials of the case's sample of this index."""
     op, dtype = catalog.find(case), getattr(torch, case.dtype)
     unseeded = op_db_unseeded() if target.facts.transforms_program else contextlib.nullcontext()
     with unseeded, contextlib.suppress(Skip):
         for sample in samples(op, case.variant, dtype, case.layout, None):
             if sample.index == index:
-                yield from calls_of(case, sample)
+                yield from trials_of(case, sample, target)
                 return

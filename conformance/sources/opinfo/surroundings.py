@@ -6,14 +6,16 @@ answer differs, or a cell beside an operand has changed, torch CPU has no answer
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from conformance.engine.executor import Execution, Executor
-from conformance.engine.loading import reference
+from conformance.program.model import Given
+from conformance.program.trial import CpuAnswer
 from conformance.sources.opinfo import catalog
-from conformance.sources.opinfo.call import SampleCall
+from conformance.sources.opinfo.variants import SampleTrial
 from conformance.standalone.layouts import contiguous_stride
 from conformance.standalone.moving import map_leaves, storage_key, tensors, whole_storage
 from conformance.standalone.oracles import Mismatch, compare
@@ -27,18 +29,20 @@ FILL = 1
 """Value of these elements. As an index it is mostly in range, so a wrong read shows and does not end the process."""
 
 
-def faults(call: SampleCall, expected: Execution) -> list[Mismatch]:
+def faults(trial: SampleTrial) -> list[Mismatch]:
     """Return the differences between torch CPU's answer and its answer for operands within larger storages, and the
     writes beside operands. An operator without a defined value has no difference in values.
     """
-    op = catalog.find(call.case)
+    op = catalog.find(trial.case)
     if op.name.removeprefix("ops.aten.").startswith(BEYOND):
         return []
     copies: dict[int, Any] = {}
-    inner = call.on(
-        map_leaves(call.tree, lambda leaf: copies.setdefault(id(leaf), _surrounded(leaf, call.sample.kept)))
-    )
-    again = Executor(reference()).run(inner)
+
+    def inner(given: Given) -> Given:
+        tree = map_leaves(given.value, lambda leaf: copies.setdefault(id(leaf), _surrounded(leaf, given.kept)))
+        return replace(given, value=tree)
+
+    again = CpuAnswer(replace(trial.program, given=tuple(map(inner, trial.program.given)))).run
     mismatches = []
     for number, tensor in enumerate(tensors(again.inputs)):
         if _is_surrounded(tensor):
@@ -47,10 +51,10 @@ def faults(call: SampleCall, expected: Execution) -> list[Mismatch]:
             if not bool((beside == FILL).all()):
                 mismatches.append(Mismatch("storage", f"tensor {number} of the call", "unchanged", "a write beside it"))
     oracles = {"error", "structure", "dtype", "shape", *(("value",) if catalog.has_value(op) else ())}
-    return [*mismatches, *compare(expected.last, again.last, oracles=oracles, tolerance=call.terms.tolerance)]
+    return [*mismatches, *compare(trial.cpu.run.last, again.last, oracles=oracles, tolerance=trial.program.tolerance)]
 
 
-def _surrounded(leaf: Any, kept: set[int]) -> Any:
+def _surrounded(leaf: Any, kept: Collection[int]) -> Any:
     """Return a contiguous tensor within a larger storage; other leaves are returned unchanged."""
     if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided or leaf.is_meta:
         return leaf

@@ -23,7 +23,12 @@ LARGE_TIERS = ("specials_extremes", "specials_large")
 
 def declared(case: Case, part: str) -> Declaration | None:
     """Return the declaration that this part of torch CPU's answer is undefined, if there is one."""
-    where = [{"family": case.family, "variant": case.variant, "op": op} for op in (case.op, case.name)]
+    return _declared(case.family, case.variant, case.op, case.name, part)
+
+
+@functools.cache
+def _declared(family: str, variant: str, op: str, name: str, part: str) -> Declaration | None:
+    where = [{"family": family, "variant": variant, "op": one} for one in (op, name)]
     return next(
         (
             declaration

@@ -1,28 +1,34 @@
-"""Calls of a sample, by variant: the function, the method, in place, into out=, or backward.
+"""Programs of a sample, by variant: the function, the method, in place, into out=, or backward.
 
-Defines `calls_of`. Only the function under test goes through a target's transform, not the code around it: for
-`backward`, a compiler gets `op(input, *args, **kwargs)`, and the cotangents are drawn outside.
+Defines `SampleTrial` and `trials_of`. The inputs of a program are the argument trees of the sample, and its first step
+calls the entry of op_db; a gradient is a step of the caller. Its terms are what OpInfo states about the results:
+tolerances, undefined values, free signs and phases, the text of an error. `undefined.toml` states which answers on
+special values are open.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 from conformance.engine.loading import reference
-from conformance.record.names import CHANGED, SPECIALS, SPECIALS_BACKWARD
-from conformance.sources.opinfo import catalog, script, seeding
-from conformance.sources.opinfo.call import Apply, Draws, SampleCall
+from conformance.engine.rules import CHOICE
+from conformance.engine.target import Target
+from conformance.program.model import Given, Program
+from conformance.program.steps import entry
+from conformance.program.steps.op import ANY, Held, Json, Step, tensor
+from conformance.program.trial import CpuAnswer, Trial
+from conformance.record.names import CHANGED, DIFFERENTIATED, SPECIALS, SPECIALS_BACKWARD, TIERS
+from conformance.sources.opinfo import catalog, script, seeding, undefined
 from conformance.sources.opinfo.plan import Case
 from conformance.sources.opinfo.sampling import Sample
 from conformance.standalone.layouts import contiguous_stride
-from conformance.standalone.moving import map_leaves, moved, tensors
-from conformance.standalone.torch_compat import with_memory
+from conformance.standalone.moving import moved, tensors
+from conformance.standalone.oracles import Tolerance
 
 NO_SPECIALS = "it has no tensor that special values can be placed in"
 NO_GRADIENT = "no input requires a gradient"
@@ -36,47 +42,92 @@ class Skip(Exception):
     """This sample cannot be compared; the text says why."""
 
 
-def _named(function: Callable[..., Any]) -> Callable[[dict[str, Any], Apply], Any]:
-    """Return a call of a function whose first argument is the sample's input."""
+@dataclass(frozen=True)
+class SampleTrial(Trial):
+    """The trial of a program of a case's sample."""
 
-    def call(input: Any, args: Any, kwargs: Any) -> Any:
-        return function(input, *args, **kwargs)
+    case: Case = field(kw_only=True)
+    sample: Sample = field(kw_only=True)
 
-    return lambda tree, apply: apply(call)(tree["input"], tree["args"], tree["kwargs"])
+    @property
+    def name(self) -> str:
+        """The public name of the called function, or that of the entry if it is a wrapper."""
+        return str(self.program.steps[0].args[0]["object"].name or self.case.name)
 
 
-def _function(case: Case, op: Any, sample: Sample) -> Iterator[SampleCall]:
-    yield SampleCall(case, sample, sample.tree, _named(op.op), script.function_name(op))
+def trials_of(case: Case, sample: Sample, target: Target) -> Iterator[SampleTrial]:
+    """Yield the trials of a sample in the case's variant. Raises Skip."""
+    for program in VARIANTS[case.variant](case, catalog.find(case), sample):
+        yield SampleTrial(program, target, (CpuAnswer(program),), case=case, sample=sample)
 
 
-def _special(calls: Calls, case: Case, op: Any, sample: Sample) -> Iterator[SampleCall]:
+def _program(
+    case: Case, sample: Sample, function: Held, kind: str = entry.ENTRY, out: Any = None, note: str = ""
+) -> Program:
+    """Return the program whose step of this kind calls a function of the entry on the sample's arguments."""
+    trees = {**sample.tree, **({"out": out} if out is not None else {})}
+    on_host = sample.origin is not None and sample.origin.change.host
+    given = tuple(Given(name, tree, sample.kept, on_host) for name, tree in trees.items())
+    operands = tuple(map(tensor, trees))
+    process: Json = {"object": Held(sample.process)}
+    first: tuple[Json, ...] = ({"object": function},)
+    first += (process,) if kind == entry.FORWARD_OVER_BACKWARD else ()
+    call = functools.partial(Step, kwargs={"seed": seeding.SEED}, raises=ANY)
+    steps = [call(f"{kind}:{case.op}", (*first, *operands), out=("result",))]
+    if case.variant in ("backward", *SPECIALS_BACKWARD):
+        steps.append(call(entry.BACKWARD, (tensor("result"), process, *operands), after=True))
+    # Gradients are taken of the converted result, and the definition of a result knows no gradient.
+    defined = CHOICE in undefined.rules_of(case) and case.variant not in (*DIFFERENTIATED, *TIERS, *CHANGED)
+    return Program(
+        (),
+        (),
+        tuple(steps),
+        note,
+        *_terms(case, note),
+        given=given,
+        process=None if defined else sample.process,
+        refusal=(sample.error_regex or "") if case.variant == "error_inputs" else None,
+    )
+
+
+@functools.lru_cache(maxsize=8)  # of one case after the other, each asked for every sample
+def _terms(case: Case, note: str) -> tuple[Tolerance, tuple[str, ...], tuple[str, ...]]:
+    """Return the tolerances, the rules and the answers without a meaning: results without a defined value, and the
+    storage of a result that the op allocated for an empty out=."""
+    op, facts = catalog.find(case), ["storage"] if note == "out empty" else []
+    facts = facts if catalog.has_value(op) else ["value", "storage"]
+    # A changed argument may leave an input undefined, too, such as the input of `resize_`.
+    names = ("",) if case.variant in CHANGED and "value" in facts else ("result", "out")
+    parts = tuple(f"{fact} of {name}" for fact in facts for name in names)
+    return catalog.tolerances(op, getattr(torch, case.dtype)), undefined.rules_of(case), parts
+
+
+def _function(case: Case, op: Any, sample: Sample) -> Iterator[Program]:
+    yield _program(case, sample, Held(op.op, script.function_name(op)))
+
+
+def _special(programs: Programs, case: Case, op: Any, sample: Sample) -> Iterator[Program]:
     if not sample.changed:
         raise Skip(NO_SPECIALS)
-    yield from calls(case, op, sample)
+    yield from programs(case, op, sample)
 
 
-def _changed(case: Case, op: Any, sample: Sample) -> Iterator[SampleCall]:
+def _changed(case: Case, op: Any, sample: Sample) -> Iterator[Program]:
     """Yield the call whose argument has been changed: of the function, or in place."""
     assert sample.origin is not None
-    calls = _on_tensor("inplace_variant", "_", case, op, sample) if sample.origin.form else _function(case, op, sample)
-    yield from (replace(call, note=str(sample.origin)) for call in calls)
+    of = functools.partial(_on_tensor, "inplace_variant", "_") if sample.origin.form else _function
+    yield from (replace(program, note=str(sample.origin)) for program in of(case, op, sample))
 
 
-def _on_tensor(attribute: str, suffix: str, case: Case, op: Any, sample: Sample) -> Iterator[SampleCall]:
+def _on_tensor(attribute: str, suffix: str, case: Case, op: Any, sample: Sample) -> Iterator[Program]:
     """Yield the call of a tensor method, or of a function of tensor lists, that the OpInfo stores in this attribute."""
     listed = op.name.startswith("_foreach") and isinstance(sample.input, list)
     if not (isinstance(sample.input, torch.Tensor) or listed):
         raise Skip("the first argument is no tensor, so there is no method to call")
-    yield SampleCall(case, sample, sample.tree, _named(getattr(op, attribute)), script.method_name(op, suffix))
+    yield _program(case, sample, Held(getattr(op, attribute), script.method_name(op, suffix)))
 
 
-def _out(case: Case, op: Any, sample: Sample) -> Iterator[SampleCall]:
-    def call(input: Any, args: Any, kwargs: Any, out: Any) -> Any:
-        return op.op(input, *args, **kwargs, out=out)
-
-    def run(tree: dict[str, Any], apply: Apply) -> Any:
-        return apply(call)(tree["input"], tree["args"], tree["kwargs"], tree["out"])
-
+def _out(case: Case, op: Any, sample: Sample) -> Iterator[Program]:
     copied = moved(sample.tree, reference().send, reference().device, sample.kept)
     try:
         seeding.seed()
@@ -89,8 +140,7 @@ def _out(case: Case, op: Any, sample: Sample) -> Iterator[SampleCall]:
     for form in OUT_FORMS:
         outs = [_out_tensor(tensor, form) for tensor in wanted]
         out = outs[0] if isinstance(result, torch.Tensor) else tuple(outs)
-        name = script.function_name(op)
-        yield SampleCall(case, sample, {**sample.tree, "out": out}, run, name, f"out {form}")
+        yield _program(case, sample, Held(op.op, script.function_name(op)), out=out, note=f"out {form}")
 
 
 def _out_tensor(like: torch.Tensor, form: str) -> torch.Tensor:
@@ -102,60 +152,18 @@ def _out_tensor(like: torch.Tensor, form: str) -> torch.Tensor:
     return base.as_strided(like.shape, contiguous_stride(like.shape, step))
 
 
-Derive = Callable[[dict[str, Any], Callable[[dict[str, Any]], tuple[Any, list[torch.Tensor]]], Draws], Any]
-"""Function that runs the call on a tree, which returns its result and the parts with gradients, and
-differentiates it.
-"""
-
-
-def _differentiated(derive: Derive, case: Case, op: Any, sample: Sample) -> Iterator[SampleCall]:
+def _differentiated(kind: str, case: Case, op: Any, sample: Sample) -> Iterator[Program]:
     if not any(tensor.requires_grad for tensor in tensors(sample.tree)):
         raise Skip(NO_GRADIENT)
-    drawn, forward = Draws(), _named(op.op)
-
-    def run(tree: dict[str, Any], apply: Apply) -> Any:
-        def function(inputs: dict[str, Any]) -> tuple[Any, list[torch.Tensor]]:
-            result = forward(inputs, apply)
-            processed = result if sample.process is None else sample.process(result)
-            return result, [tensor for tensor in tensors(processed) if tensor.requires_grad]
-
-        drawn.start()
-        return derive(tree, function, drawn)
-
-    yield SampleCall(case, sample, sample.tree, run, script.function_name(op), drawn=drawn)
+    yield _program(case, sample, Held(op.op, script.function_name(op)), kind)
 
 
-def _backward(tree: dict[str, Any], function: Any, drawn: Draws) -> Any:
-    result, differentiable = function(tree)
-    if differentiable:
-        seeding.seed()
-        torch.autograd.backward(differentiable, list(map(drawn, differentiable)))
-        for tensor in tensors(tree):
-            tensor.grad = with_memory(tensor.grad)
-    return result
+Programs = Callable[[Case, Any, Sample], Iterator[Program]]
+"""Function that yields the programs of a case's OpInfo and sample. Raises Skip."""
 
+BACKWARD = functools.partial(_differentiated, entry.ENTRY)
 
-def _forward_over_backward(tree: dict[str, Any], function: Any, drawn: Draws) -> Any:
-    duals: list[torch.Tensor] = []
-
-    def dual(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor) or not leaf.requires_grad:
-            return leaf
-        duals.append(forward_ad.make_dual(leaf, drawn(leaf)))
-        return duals[-1]
-
-    with forward_ad.dual_level():
-        _, outputs = function(map_leaves(tree, dual))
-        if not outputs:
-            return []
-        gradients = torch.autograd.grad(outputs, duals, list(map(drawn, outputs)), allow_unused=True)
-        return [with_memory(forward_ad.unpack_dual(g).tangent if g is not None else None) for g in gradients]
-
-
-Calls = Callable[[Case, Any, Sample], Iterator[SampleCall]]
-"""Function that yields the calls of a case's OpInfo and sample. Raises Skip."""
-
-VARIANTS: dict[str, Calls] = {
+VARIANTS: dict[str, Programs] = {
     "forward": _function,
     "reference_inputs": _function,
     "error_inputs": _function,
@@ -163,13 +171,8 @@ VARIANTS: dict[str, Calls] = {
     "method": functools.partial(_on_tensor, "method_variant", ""),
     "inplace": functools.partial(_on_tensor, "inplace_variant", "_"),
     "out": _out,
-    "backward": functools.partial(_differentiated, _backward),
-    "forward_over_backward": functools.partial(_differentiated, _forward_over_backward),
+    "backward": BACKWARD,
+    "forward_over_backward": functools.partial(_differentiated, entry.FORWARD_OVER_BACKWARD),
     **dict.fromkeys(SPECIALS, functools.partial(_special, _function)),
-    **dict.fromkeys(SPECIALS_BACKWARD, functools.partial(_special, functools.partial(_differentiated, _backward))),
+    **dict.fromkeys(SPECIALS_BACKWARD, functools.partial(_special, BACKWARD)),
 }
-
-
-def calls_of(case: Case, sample: Sample) -> Iterator[SampleCall]:
-    """Yield the calls of a sample in the case's variant. Raises Skip."""
-    yield from VARIANTS[case.variant](case, catalog.find(case), sample)

@@ -9,13 +9,13 @@ import cmath
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from conformance.engine.aten_ops import METADATA_ONLY, is_metadata_only
 from conformance.engine.executor import Execution
-from conformance.engine.judge import Judgement, OneAnswer, Terms
+from conformance.engine.judge import Judged, Judgement, Terms, judge
 from conformance.engine.rounding import Float64Reference, small_faults
 from conformance.engine.rules import LARGE, TIES, Arguments
 from conformance.engine.target import Target
@@ -64,8 +64,18 @@ CHOOSES = frozenset({"sort", "topk", "kthvalue", "median", "nanmedian", "mode", 
 Tree = Any
 
 
-class CopiedCall(OneAnswer):
-    """Base of a call with copies of its inputs on the CPU, as a subject of the judge."""
+class CopiedCall:
+    """Base of a call with copies of its inputs on the CPU, as a subject of the judge: without intermediate results."""
+
+    def swayed(
+        self, mismatches: Sequence[Mismatch], expected: Observation, actual: Observation
+    ) -> Sequence[Observation]:
+        """See `Judged.swayed`."""
+        return ()
+
+    def operators(self) -> Collection[str]:
+        """See `Judged.operators`."""
+        return {cast(Judged, self).arguments().op}
 
     def oracles(self, target: Target) -> Collection[str]:
         """Return the oracles that judge the call on a target."""
@@ -94,7 +104,7 @@ class CopiedCall(OneAnswer):
     def judged(self, want: Execution, got: Execution, target: Target) -> Judgement:
         """Return the differences between torch CPU's answer and the target's."""
         oracles, got = self.oracles(target), replace(got, observations=(with_equal_storages_of(want.last, got.last),))
-        judgement = self.compared(want, got, target, oracles)
+        judgement = judge(cast(Judged, self), want, got, target, oracles)  # no rule of its terms may run it again
         if judgement.mismatches or judgement.tolerated or "value" not in oracles or want.last.error is not None:
             return judgement
         return judgement._replace(mismatches=small_faults(self.widened_by, want.last, got.last))

@@ -3,38 +3,47 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from conformance.engine.loading import load_target
+from conformance.engine.loading import reference as torch_cpu
 from conformance.program.calls import judge_program
 from conformance.program.capture import Unwritable
 from conformance.program.execute import make_inputs
 from conformance.program.model import Program, ProgramError
 from conformance.program.shadow import reference
 from conformance.program.steps.op import tensor
+from conformance.program.trial import CpuAnswer
 from conformance.record.names import LAYOUTS, SPECIALS, SPECIALS_BACKWARD
 from conformance.sources.opinfo import catalog
-from conformance.sources.opinfo.call import SampleCall
 from conformance.sources.opinfo.plan import Case
-from conformance.sources.opinfo.sample_program import program_of
+from conformance.sources.opinfo.sample_program import written
 from conformance.sources.opinfo.sampling import samples
-from conformance.sources.opinfo.variants import calls_of
+from conformance.sources.opinfo.variants import SampleTrial, trials_of
 from conformance.standalone.moving import tensors
 
 
-def calls(name: str, variant: str = "forward", layout: str = "as_sampled", dtype: str = "float32", count: int = 2
-          ) -> list[SampleCall]:  # fmt: skip
-    """The calls of an entry's first samples."""
+def trials(name: str, variant: str = "forward", layout: str = "as_sampled", dtype: str = "float32", count: int = 2
+           ) -> list[SampleTrial]:  # fmt: skip
+    """The trials of an entry's first samples."""
     op, _, overload = name.partition("/")
     case = Case(op, overload, "", dtype, variant, layout)
     drawn = samples(catalog.find(case), variant, getattr(torch, dtype), layout, count)
-    return [call for sample in drawn for call in calls_of(case, sample)]
+    return [trial for sample in drawn for trial in trials_of(case, sample, torch_cpu())]
+
+
+def on(trial: SampleTrial, **trees: Any) -> SampleTrial:
+    """The trial of the same call on other argument trees."""
+    given = tuple(replace(one, value=trees.get(one.name, one.value)) for one in trial.program.given)
+    program = replace(trial.program, given=given)
+    return replace(trial, program=program, calls=(CpuAnswer(program),))
 
 
 def programs(*args: str, **options: str) -> list[Program]:
-    return [program_of(call) for call in calls(*args, **options)]  # type: ignore[arg-type]
+    return [written(trial)[0] for trial in trials(*args, **options)]  # type: ignore[arg-type]
 
 
 def text(program: Program) -> list[str]:
@@ -119,9 +128,10 @@ class TestLayouts:
     @pytest.mark.parametrize("name", ["mul", "nn.functional.conv2d"])
     def test_geometry_and_values(self, layout: str, name: str) -> None:
         """Each tensor keeps its size, strides, offset and storage, and each value its bits."""
-        for call in calls(name, layout=layout):
-            program = program_of(call)
-            inputs, originals = [*make_inputs(program).values()], list({id(t): t for t in tensors(call.tree)}.values())
+        for trial in trials(name, layout=layout):
+            program, _ = written(trial)
+            originals = list({id(t): t for t in tensors(trial.program.trees)}.values())
+            inputs = [*make_inputs(program).values()]
             for one, two in zip(inputs, originals, strict=True):
                 assert (one.size(), one.stride(), one.storage_offset()) == (
                     two.size(),
@@ -134,13 +144,11 @@ class TestLayouts:
 
     def test_tensors_on_one_storage(self) -> None:
         """Tensors that share a storage still share it, and an object that occurs twice is one input."""
-        (call,) = calls("add", count=1)
+        (trial,) = trials("add", count=1)
         base = torch.arange(8.0)
-        call.tree.update(input=base[1:5], args=(base[3:7],))
-        program = program_of(call)
+        program, _ = written(on(trial, input=base[1:5], args=(base[3:7],)))
         assert (len(program.storages), [one.offset for one in program.inputs]) == (1, [1, 3])
-        call.tree.update(args=(call.tree["input"],))
-        assert len(program_of(call).inputs) == 1
+        assert len(written(on(trial, input=base, args=(base,)))[0].inputs) == 1
 
     def test_tensor_on_the_cpu(self) -> None:
         """A tensor that OpInfo keeps on the CPU is a constant on the CPU."""
@@ -174,16 +182,15 @@ class TestUnwritable:
     )
     def test_reason(self, name: str, variant: str, reason: str) -> None:
         """A call that no program can hold has a reason."""
-        for call in calls(name, variant):
+        for trial in trials(name, variant):
             with pytest.raises(Unwritable, match=f"^{reason}$"):
-                program_of(call)
+                written(trial)
 
     def test_large_input(self) -> None:
         """A storage of more than 10,000 elements is no input."""
-        (call,) = calls("add", count=1)
-        call.tree.update(input=torch.ones(10_001))
+        (trial,) = trials("add", count=1)
         with pytest.raises(Unwritable, match=r"more than 10,000 elements"):
-            program_of(call)
+            written(on(trial, input=torch.ones(10_001)))
 
     def test_other_answer(self) -> None:
         """An entry that answers differently from the function of its name is not written as that function."""

@@ -61,19 +61,19 @@ def scripts(name: str, variant: str, layout: str, target: Target, count: int = 1
 
     from conformance.program.capture import Unwritable
     from conformance.sources.opinfo import catalog, script
-    from conformance.sources.opinfo.sample_program import program_of
+    from conformance.sources.opinfo.sample_program import written
     from conformance.sources.opinfo.sampling import samples
-    from conformance.sources.opinfo.variants import calls_of
+    from conformance.sources.opinfo.variants import trials_of
 
     one = case(name, variant, layout)
     op = catalog.find(one)
     texts = []
     for sample in samples(op, variant, torch.float32, layout, count):
-        for call in calls_of(one, sample):
+        for trial in trials_of(one, sample, target):
             program = None
             with contextlib.suppress(Unwritable):
-                program = program_of(call)
-            texts.append(script.standalone(target, call, "a finding", None, program, sparse=name == "to_sparse"))
+                program, _ = written(trial)
+            texts.append(script.standalone(trial, "a finding", None, program, sparse=name == "to_sparse"))
     return texts
 
 
