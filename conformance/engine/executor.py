@@ -97,6 +97,10 @@ class OneCall:
         return self.seen(self.outcome, target)
 
 
+class HarnessFault(Exception):
+    """A fault of the harness within a run, which is no answer of either side; the original error is the cause."""
+
+
 class StepFailed(Exception):
     """A step raised unexpectedly; the original error is the cause."""
 
@@ -147,7 +151,8 @@ class Executor:
         run its signature before. With a compiler, every step may. On a lazy device the observation may, since the
         device fuses the steps before it.
 
-        Raises TargetError for a target that transforms nothing, UserError from the subject, and DeviceLost.
+        Raises TargetError for a target that transforms nothing, UserError from the subject, HarnessFault, and
+        DeviceLost.
         """
         target = self.target
         target.reset_state()  # not between rehearsals, which teach the device the calls of the observed run
@@ -174,7 +179,7 @@ class Executor:
                 transform = self._transform(capture) if capture and target.facts.transforms_program else None
                 running = subject.begin(inputs, target, transform)
                 for number in range(1, running.count + 1):
-                    watch(number, news.of(running.signature(number)))
+                    watch(number, news.of(_signature(running, number)))
                     with target.active():
                         running.advance(number)
                     if capture:
@@ -186,7 +191,7 @@ class Executor:
                     seen.append(running.observe(target))
                 outcome = running.outcome
                 watch(running.count + 1, False)
-            except UserError:
+            except (UserError, HarnessFault):
                 raise
             except LayoutUnavailable as error:
                 return Execution((Observation(error=Raised.of(error)),), 0, unavailable=str(error))
@@ -245,6 +250,14 @@ class Executor:
             return result
 
         return transform
+
+
+def _signature(running: Running, number: int) -> Hashable:
+    """Return the signature of a step. Both sides would raise its error, and agree."""
+    try:
+        return running.signature(number)
+    except Exception as error:
+        raise HarnessFault(f"signature of step {number}: {type(error).__name__}: {error}") from error
 
 
 class _News:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from conformance.engine.executor import Executor, StepFailed, is_lost
+from conformance.engine.executor import Executor, HarnessFault, StepFailed, is_lost
 from conformance.engine.loading import describe_target, load_target
 from conformance.engine.target import Capture, Target
 from conformance.program.calls import judge_program, unsupported_call
@@ -439,6 +439,17 @@ class TestLostDevice:
         assert "was lost (RuntimeError: toy error: assertion failed in sort)" in str(run.unexpected[0].failures[0])
         assert "2 passed, 1 failed" in done.stdout
         assert "1 of 1 script shows its headline" in done.stdout
+
+
+def test_a_fault_of_the_harness_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression test: an error in a signature was the answer of both sides, so 547 cases of op_db passed."""
+
+    def signature(self: SteppedProgram, number: int) -> None:
+        raise NameError("name 'tensors' is not defined")
+
+    monkeypatch.setattr(SteppedProgram, "signature", signature)
+    with pytest.raises(HarnessFault, match=r"^signature of step 1: NameError: name 'tensors' is not defined$"):
+        Executor(load_target("cpu")).run(ProgramSubject(PROGRAM))
 
 
 def test_nothing_else_runs_anything_on_a_target() -> None:
