@@ -81,6 +81,10 @@ class Target(Device):
         """Return a context that saves compiled graphs and loads its own, if `facts.saves_graphs`."""
         return contextlib.nullcontext()
 
+    def is_like(self, spec: str) -> bool:
+        """Whether this loaded target takes the path through PyTorch of a target of `facts.without_backend`."""
+        return True
+
     def environment(self) -> dict[str, str]:
         """Facts about the target for a report: versions, compiler, renderer."""
         return {"torch": torch.__version__}

@@ -166,7 +166,7 @@ class ShrinkTrials:
 def unexplained(trial: Trial, wrong: Sequence[Mismatch]) -> tuple[Sequence[Mismatch], str]:
     """The mismatches that PyTorch without the backend does not show, and the target without the backend that shows all
     of them, if there is one. Without such targets, all mismatches."""
-    for spec in trial.target.facts.without_backend if wrong else ():
+    for spec in filter(trial.target.is_like, trial.target.facts.without_backend) if wrong else ():
         verdict = judge_trial(trial.on(loaded(spec)), locate=False, watch=watch_steps(trial.program))
         there = answers(verdict.mismatches)
         left = [mismatch for mismatch in wrong if not answers([mismatch]) <= there]

@@ -39,8 +39,8 @@ SYMBOLS: dict[str, str] = _since(
     ">=2.9",
     {
         "torch": (
-            "_neg_view _is_zerotensor Tensor._indices Tensor._is_view Tensor._values Tensor._version "
-            "UntypedStorage._cdata"
+            "_neg_view _is_zerotensor Tensor._indices Tensor._is_view Tensor._make_wrapper_subclass Tensor._values "
+            "Tensor._version UntypedStorage._cdata"
         ),
         "torch._C": (
             "DispatchKey DispatchKeySet _current_autograd_node _dispatch_key_for_device _enter_dual_level "
@@ -644,3 +644,9 @@ def implementation(function: Any) -> Callable[..., Any]:
     """Return the Python function of a custom operator; another function is returned as it is."""
     result: Callable[..., Any] = getattr(function, "_init_fn", function)
     return result
+
+
+def wrapper_of(kind: type[Any], inner: torch.Tensor) -> Any:
+    """Return a tensor of this subclass without memory, with the size, strides, dtype and device of another one."""
+    options: dict[str, Any] = {"strides": inner.stride(), "dtype": inner.dtype, "device": inner.device}
+    return torch.Tensor._make_wrapper_subclass(kind, inner.size(), **options)

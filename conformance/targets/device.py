@@ -11,6 +11,8 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 
+import torch
+
 from conformance.engine.registration import features_of, opened, options, register, setup
 from conformance.engine.target import Target, TargetFacts
 from conformance.record.errors import TargetError
@@ -24,6 +26,9 @@ LAZY = ("xla", "lazy")
 
 WITHOUT_DEVICE = "passthrough"
 """Target that differs from torch CPU by what PyTorch itself does wrong for a device in Python."""
+
+SUBCLASS = "subclass"
+"""Its argument for the form whose tensors are a subclass, for devices whose tensors are one."""
 
 
 class DeviceTarget(Target):
@@ -46,7 +51,8 @@ class DeviceTarget(Target):
         self.spec = f"device:{argument}"
         own = (WITHOUT_DEVICE,) if self.module else ()  # a device of torch itself is PyTorch's, as are its findings
         lazy = self.device_name.partition(":")[0] in LAZY
-        self.facts = replace(self.facts, lazy=lazy, siblings=own, without_backend=own)
+        forms = (*own, f"{WITHOUT_DEVICE}:{SUBCLASS}") if own else ()
+        self.facts = replace(self.facts, lazy=lazy, siblings=own, without_backend=forms)
         if "without" in settings:
             self.facts = replace(self.facts.without(features_of(settings["without"])), probed=False)
         self._entered: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
@@ -64,6 +70,13 @@ class DeviceTarget(Target):
     def _load(self) -> None:
         register(self.module, self.function, f"device {self.device_name!r}")
         self.device = opened(self.device_name, self.module, self.function, f"device:{self.device_name}")
+
+    def is_like(self, spec: str) -> bool:
+        """See `Target.is_like`: a device whose tensors are a subclass has the bugs of PyTorch for subclasses, too."""
+        if spec != f"{WITHOUT_DEVICE}:{SUBCLASS}":
+            return True
+        with self.entered():
+            return type(self.upload([torch.zeros(1)])[0]) is not torch.Tensor
 
     def script(self) -> str:
         """Return the code that registers the device, if any, and its name."""

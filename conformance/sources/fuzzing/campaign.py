@@ -214,7 +214,7 @@ class Campaign:
         """The targets without the backend on which the outcome of a finding depends, and which have not judged it. The
         worker has judged a difference on each of them in its own process, which the target under test may have
         spoiled; a death it has not."""
-        layers = self.facts.without_backend
+        layers = [layer for layer in self.facts.without_backend if layer in self.facts.siblings]
         asked = layers if finding.kind in DEATHS and finding.program.inputs else (finding.layer,)
         return [layer for layer in asked if layer and layer not in finding.elsewhere]
 

@@ -50,7 +50,8 @@ def catalog(
     facts = {**environment(target), "seed": f"{seeding.SEED}"}
     shown = [replace(entry, variants=entry.variants - left_out) for entry in op_db.entries(beside)]
     stated = under_test.facts
-    return shown, facts, under_test.script(), stated.lacks, stated.without_backend, stated.measures
+    without = tuple(filter(under_test.is_like, stated.without_backend))
+    return shown, facts, under_test.script(), stated.lacks, without, stated.measures
 
 
 def run(target: str, case: Case, skipped: Collection[int] = (), together: bool = True) -> tuple[Result, float]:
