@@ -17,7 +17,7 @@ from conformance.program.execute import make_inputs
 from conformance.program.model import LOOP, Program, arguments_of, call_of
 from conformance.program.relations import RELATIONS, related, relation_of
 from conformance.program.shadow import reference
-from conformance.program.source import caller, source
+from conformance.program.source import FIRST_WRONG, caller, source
 from conformance.program.steps.op import render as render_json
 from conformance.program.steps.op import snippet_sources
 from conformance.program.steps.states import defined_by, shown
@@ -47,6 +47,9 @@ def attempt(step):
 
 Each raising step becomes a function that `attempt` calls. A compiler needs that for a single raising step too."""
 
+LINE, LONGEST_HEADLINE = 110, 330
+"""Characters of a line of a headline, and of a headline. Cut to one line, it lost the end of an error's text."""
+
 CALLED = """
 
 def called(program, given):
@@ -63,20 +66,24 @@ def script(
     bad_step: int | None = None,
     death: str = "",
     options: Mapping[str, str] = MappingProxyType({}),
+    wrong_first: str = "",
 ) -> str:
     """Return the program as Python source.
 
     The first of the `mismatches`, or the text of a `death`, becomes the docstring. The script prints that mismatch and
     marks the `bad_step`. All mismatches and the `notes`, such as the command that runs it again, follow as text.
-    `options` are further arguments of the comparison, as expressions."""
+    `options` are further arguments of the comparison, as expressions. `wrong_first` says what is wrong at the
+    `bad_step`, if the mismatches do not."""
     program = program if target.facts.transforms_program else call_of(program, 0)
     called, states = call_of(program, len(program.calls)), [call.under for call in program.calls]
     first = next(iter(mismatches), None)
     headline = sentence(first) if first else death or program.note or "A program of view and in-place steps."
     relation = relation_of(first.detail) if first else ""
-    about = textwrap.shorten(f"Relation {relation!r}: {headline}" if relation else headline, 110)
+    about = textwrap.shorten(f"Relation {relation!r}: {headline}" if relation else headline, LONGEST_HEADLINE)
     if program.calls:
         about = f"{about}, in call {len(program.calls) + 1}"
+    about = textwrap.fill(about, LINE, break_long_words=False, break_on_hyphens=False)
+    label = textwrap.shorten(f"{FIRST_WRONG}: {wrong_first}", LINE) if wrong_first else FIRST_WRONG
     steps = [step for step in program.every_step if step.op != LOOP]
     used = dict.fromkeys(name for step in steps if (name := OPS[step.op].snippet))
     used |= dict.fromkeys(name for step in program.every_step for name in defined_by(step.under))
@@ -89,8 +96,8 @@ def script(
     # Inputs of the mismatch are returned too. Not for a compiler, where that would change the compiled outputs.
     looked = {first.where.removeprefix("grad of "), first.expected, first.actual} if first else set()
     also = [] if target.facts.transforms_program else [name for name in inputs if name in looked]
-    after = caller(program, mark=bad_step, attempts=attempts)
-    text = source(program, mark=bad_step, attempts=attempts, also=also)
+    after = caller(program, mark=bad_step, attempts=attempts, label=label)
+    text = source(program, mark=bad_step, attempts=attempts, also=also, label=label)
     other = related(program, relation) if relation else None
     if other is not None:
         text += "\n\n" + source(other.program, attempts=attempts, also=also, name="related", numbers=other.numbers)

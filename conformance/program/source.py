@@ -16,6 +16,9 @@ from conformance.program.steps.op import AUGMENT, QUERY, SET_DATA, SETITEM, Step
 from conformance.program.steps.states import shown
 from conformance.program.steps.table import OPS
 
+FIRST_WRONG = "the first wrong step"
+"""Comment at the first wrong step."""
+
 
 def source(
     program: Program,
@@ -25,20 +28,21 @@ def source(
     also: Collection[str] = (),
     name: str = "program",
     numbers: Iterable[int] = (),
+    label: str = FIRST_WRONG,
 ) -> str:
     """Return the text of `def program(<inputs>)`, which returns a dict of results by name and of the steps' answers.
 
     The text uses `torch`, `device`, `attempt`, and the functions of `snippets` that the steps call. A comment marks
-    step `mark` as the first wrong step. Without `attempts`, a step that must raise is inside a `try`. The function also
+    step `mark` with the `label`. Without `attempts`, a step that must raise is inside a `try`. The function also
     returns the inputs in `also`. Its name is `name`, and `numbers` are the numbers of the steps if not 1, 2, ..."""
     steps = [(number, step) for number, step in zip(numbers or itertools.count(1), program.steps) if not step.after]
     named = dict.fromkeys([*_results(steps), *((name, name) for name in also)])
     results = ", ".join(f"{name!r}: {value}" for name, value in named)
-    body = [*_body(steps, mark, attempts), f"return {{{results}}}"]
+    body = [*_body(steps, mark, attempts, label), f"return {{{results}}}"]
     return _function(name, [*(input_.name for input_ in program.inputs), *arguments_of(program)], body)
 
 
-def caller(program: Program, *, mark: int | None = None, attempts: bool = True) -> str:
+def caller(program: Program, *, mark: int | None = None, attempts: bool = True, label: str = FIRST_WRONG) -> str:
     """Return the text of `def after(made, <inputs>)`, the calls that the program's caller makes with its results; "" if
     there are none. The function returns the results of the program and of these calls."""
     steps = [(number, step) for number, step in enumerate(program.steps, 1) if step.after]
@@ -48,7 +52,7 @@ def caller(program: Program, *, mark: int | None = None, attempts: bool = True) 
     bound = {name for step in program.steps if not step.after for inner in (step, *step.body) for name in inner.out}
     taken = [f"{name} = made[{name!r}]" for name in used if name in bound]
     results = "".join(f", {name!r}: {value}" for name, value in _results(steps))
-    body = [*taken, *_body(steps, mark, attempts), f"return {{**made{results}}}"]
+    body = [*taken, *_body(steps, mark, attempts, label), f"return {{**made{results}}}"]
     return _function("after", ["made", *(input_.name for input_ in program.inputs)], body)
 
 
@@ -56,10 +60,10 @@ def _function(name: str, arguments: Iterable[str], body: Iterable[str]) -> str:
     return f"def {name}({', '.join(arguments)}):\n" + textwrap.indent("\n".join(body), "    ") + "\n"
 
 
-def _body(steps: Iterable[tuple[int, Step]], mark: int | None, attempts: bool) -> Iterator[str]:
+def _body(steps: Iterable[tuple[int, Step]], mark: int | None, attempts: bool, label: str) -> Iterator[str]:
     for number, step in steps:
         first, *rest = _under(number, step, attempts)
-        yield first + "  # the first wrong step" * (number == mark)
+        yield first + f"  # {label}" * (number == mark)
         yield from rest
 
 

@@ -26,6 +26,7 @@ from conformance.program.unsupported import lacking_operator, unsupported_reason
 from conformance.record.finding import MOVE, Signature, answers, gist
 from conformance.record.measurements import UNMEASURED, Measurements
 from conformance.record.names import MEASURED
+from conformance.record.sentences import sentence
 from conformance.standalone.observation import Observation, out_of_memory
 from conformance.standalone.oracles import Mismatch, compare
 
@@ -68,6 +69,14 @@ class Verdict:
     """First mismatch at the first bad step. At the end of the program, mismatches of other steps may precede it."""
     sides: tuple[Observation, Observation] | None = field(default=None, compare=False, repr=False)
     """Observations of torch CPU and of the target at the end of the program."""
+
+    @property
+    def wrong_first(self) -> str:
+        """What is wrong at the first bad step, as a sentence, if the first mismatch does not say it: a wrong view, for
+        example, before an error that ends the program. Otherwise ""."""
+        cause, first = self.cause, self.mismatches[:1]
+        same = cause is None or any(_is_same(cause, seen) or cause.oracle == "error" == seen.oracle for seen in first)
+        return "" if cause is None or same else sentence(cause)
 
     @property
     def passed(self) -> bool:
@@ -160,7 +169,20 @@ def located(trial: Trial, verdict: Verdict, watch: Watch) -> Verdict:
     if wrong is None:
         wrong, together = None if transforms else first_bad_beginning(trial, watch), True
     number, cause = wrong or (None, None)
-    return replace(verdict, bad_step=number, cause=cause, lazy_only=together)
+    return replace(_with_cause(verdict, cause), bad_step=number, lazy_only=together)
+
+
+def _with_cause(verdict: Verdict, cause: Mismatch | None) -> Verdict:
+    """Return the verdict with the mismatch at the first bad step. If the end of the program has it, too, it comes first
+    there, behind errors: a headline about another tensor would contradict the step that the script marks."""
+    if cause is None:
+        return verdict
+    ordered = sorted(verdict.mismatches, key=lambda seen: (seen.oracle != "error", not _is_same(cause, seen)))
+    return replace(verdict, cause=cause, mismatches=tuple(ordered))
+
+
+def _is_same(mismatch: Mismatch, other: Mismatch) -> bool:
+    return (mismatch.oracle, mismatch.where) == (other.oracle, other.where)
 
 
 def _located_apart(trial: Trial, suspected: int, verdict: Verdict, watch: Watch) -> Verdict | None:
@@ -176,7 +198,7 @@ def _located_apart(trial: Trial, suspected: int, verdict: Verdict, watch: Watch)
         return None
     layer = shortest(part, seen.mismatches)
     wrong = first_bad_step(layer, watch, len(numbers), leading(seen.mismatches))
-    return replace(verdict, bad_step=numbers[wrong[0] - 1], cause=wrong[1]) if wrong and wrong[0] else None
+    return replace(_with_cause(verdict, wrong[1]), bad_step=numbers[wrong[0] - 1]) if wrong and wrong[0] else None
 
 
 def _step_by_step(trial: Trial, together: Verdict, watch: Watch) -> Verdict:

@@ -42,7 +42,7 @@ MOST_OTHERS = 8
 """Largest number of further programs that a finding keeps while its cause is not known."""
 
 PLAIN = ("signature", "kind", "number", "property", "op", "seed", "bad_step", "before", "said", "part", "layer",
-         "culprit", "cut", "shrunk", "alone")  # fmt: skip
+         "wrong_first", "culprit", "cut", "shrunk", "alone")  # fmt: skip
 """Fields of a finding that are the same in its JSON form."""
 
 
@@ -81,6 +81,8 @@ class FailingProgram(Finding):
     cut: bool = False
     passes: str = ""
     shown: Mismatch | None = None
+    wrong_first: str = ""
+    """See `Verdict.wrong_first`."""
     alone: str = NOT_RUN
     numbers: frozenset[int] = frozenset()
     masking: frozenset[int] = frozenset()

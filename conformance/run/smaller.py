@@ -233,6 +233,7 @@ class Minimizer:
             program=small,
             mismatches=verdict.mismatches,
             bad_step=verdict.bad_step,
+            wrong_first=verdict.wrong_first,
             property=cause.property,
             op=cause.op,
             tried=self.tried,

@@ -303,3 +303,24 @@ def test_a_warning_of_torch_is_not_printed() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert "torch.var_mean(" in script(program, Scripted("DEVICE = 'cpu'"), (wrong,), [], 1)
+
+
+def test_the_marked_step_says_what_is_wrong_there() -> None:
+    """A wrong step may precede the error that ends the program. The headline is about the error, so the mark tells the
+    rest. Regression test: the headline named one step or tensor and the mark another, without a word."""
+    steps = (Step("t", (tensor("a"),), out=("b",)), Step("view", (tensor("b"), [6]), out=("c",)))
+    program = Program((Storage("float32", 6),), (Input("a", 0, "float32", (2, 3), (3, 1)),), steps)
+    error = Mismatch("error", "step 2", "no error", "RuntimeError", "view size is not compatible")
+    text = script(program, load_target("cpu"), [error], bad_step=1, wrong_first="b should share memory with a")
+    assert "b = a.t()  # the first wrong step: b should share memory with a\n" in text
+
+
+def test_a_long_headline_keeps_its_end() -> None:
+    """Regression test: `Expected self.dtype to [...]` lost what it should be equal to."""
+    program = Program(
+        (Storage("float32", 1),), (Input("a", 0, "float32", (1,), (1,)),), (Step("neg", (tensor("a"),), out=("b",)),)
+    )
+    said = "scatter(): Expected self.dtype to be equal to src.dtype"
+    text = script(program, load_target("cpu"), [Mismatch("error", "the whole run", "no error", "RuntimeError", said)])
+    about = text.split('"""')[1]
+    assert " ".join(about.split()).endswith(said) and max(map(len, about.splitlines())) <= 110

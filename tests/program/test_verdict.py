@@ -182,7 +182,8 @@ class TestSignature:
         """The signature is that of the first bad step. Regression test: it combined the first oracle of the final
         observation with the first bad step, which belonged to another fault."""
         verdict = judge_program(program(FILL, ABS), TwoFaults())
-        assert [mismatch.oracle for mismatch in verdict.mismatches][:2] == ["dtype", "value"]
+        assert [mismatch.oracle for mismatch in verdict.mismatches][:2] == ["value", "dtype"]
+        assert (verdict.mismatches[0].where, verdict.wrong_first) == ("a", "")
         assert verdict.bad_step == 1
         assert str(signature(program(FILL, ABS), verdict)) == "value / fill_ / contiguous"
         assert group(TwoFaults(), ABS) == "dtype / abs / contiguous"

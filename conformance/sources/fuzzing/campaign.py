@@ -40,7 +40,7 @@ from conformance.sources.fuzzing.plan import HANGS, Plan, Shard, again
 from conformance.sources.fuzzing.results import result_of
 from conformance.sources.fuzzing.worker import ShardResult
 
-PROGRESS = 8
+PROGRESS = 9
 """Schema version of the progress file."""
 
 LONGEST_NAME = 90
@@ -649,7 +649,8 @@ class Campaign:
         notes += [f"With: {versions}"] if versions else []
         notes += [f"In a fresh process: {finding.alone}"]
         target = describe_target(self.plan.target)
-        return script(finding.program, target, finding.differences, notes, finding.bad_step, finding.death())
+        step, death, said = finding.bad_step, finding.death(), finding.wrong_first
+        return script(finding.program, target, finding.differences, notes, step, death, wrong_first=said)
 
 
 class _Shards:

@@ -250,7 +250,13 @@ class Part:
         function has run the program a second time. The second run is omitted if this process has already confirmed a
         failure of the same signature. `LocalShrinker.confirm` checks it in another process before it is reported."""
         cause, step = cause_of(self.program, verdict), verdict.bad_step
-        known = {"property": cause.property, "op": cause.op, "mismatches": verdict.mismatches, "bad_step": step}
+        known = {
+            "property": cause.property,
+            "op": cause.op,
+            "mismatches": verdict.mismatches,
+            "bad_step": step,
+            "wrong_first": verdict.wrong_first,
+        }
         result = self.failing(FAIL, str(signature(self.program, verdict)), **known)
         with self._noted():
             result = replace(result, layer=unexplained(trial, verdict.mismatches)[1])
