@@ -26,13 +26,13 @@ from conformance.record.merge import merge
 from conformance.record.models import MODELS
 from conformance.record.result import TABLES, Result, Run
 from conformance.record.shortfall import add_up
-from conformance.report import compare, history, html, issue, machine, pytorch_issue, summary
+from conformance.report import compare, history, html, issue, machine, pytorch_issue, services, summary
 from conformance.report.escape import escape_control_characters, exit_code_of
 
 HISTORY = "history.sqlite"
 FUZZ = "fuzz.json"
 ACCURACY = "accuracy.json"
-FORMS = (pytorch_issue.FORM,)
+FORMS = (pytorch_issue.FORM, services.RELAY, services.ALLURE)
 PAGES = {"opinfo": "conformance.html"} | {stem: f"{stem}.html" for stem in ("fuzz", MODELS, *TABLES)}
 """The page of each kind of run, by the stem of the run's other files."""
 
@@ -57,8 +57,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         f"{issue.RUN})")  # fmt: skip
     former = commands.add_parser("form", help="a run or a finding in the form of another project; also --form NAME")
     former.add_argument("name", choices=FORMS, metavar="NAME", help=f"one of {', '.join(FORMS)}")
-    former.add_argument("what", metavar="FINDING", help="a file of docs/findings/, a finding's JSON under "
-                        "reports/failures/, or a case's id")  # fmt: skip
+    former.add_argument("what", nargs="+", metavar="FINDING|FILE", help="for pytorch-issue a file of docs/findings/, "
+                        "a finding's JSON under reports/failures/, or a case's id; for the others result "
+                        "files")  # fmt: skip
+    former.add_argument("--artifact-url", default="", metavar="URL", help="relay: where the whole results are")
+    former.add_argument("-o", "--output", type=Path, metavar="DIR", help="allure: where to write (default: "
+                        "allure-results)")  # fmt: skip
     former.add_argument("--run", type=Path, default=issue.RUN, metavar="FILE", help=f"where the case failed (default: "
                         f"{issue.RUN})")  # fmt: skip
     accepter = commands.add_parser(
@@ -125,8 +129,18 @@ def _issue(options: argparse.Namespace) -> int:
 
 
 def _form(options: argparse.Namespace) -> int:
-    """Print a form. Returns 1 if it lacks what the other project asks for."""
-    text, lacks = pytorch_issue.fill_form(options.what, options.run)
+    """Print a form, or write the files of one. Returns 1 if it lacks what the other project asks for."""
+    if options.name != pytorch_issue.FORM:
+        runs = [model.load(path) for path in options.what]
+        if options.name == services.RELAY:
+            print(services.relay(runs, options.artifact_url), end="")
+        else:
+            folder = options.output or Path("allure-results")
+            print(f"{folder}: {services.write_allure(runs, folder)} files")
+        return 0
+    if len(options.what) > 1:
+        raise ReportError(f"{pytorch_issue.FORM} is about one finding, and {len(options.what)} are named.")
+    text, lacks = pytorch_issue.fill_form(options.what[0], options.run)
     print(text, end="")
     for fault in lacks:
         print(f"conformance report: {escape_control_characters(fault)}", file=sys.stderr)

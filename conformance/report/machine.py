@@ -35,7 +35,7 @@ _NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 def junit(run: Run, changes: Diff | None = None) -> str:
     """The run as one JUnit test suite. A known failure (XFAIL) is a skipped test of type `known`; a regression is a
     failed test."""
-    tests, root = _tests(run, changes), ElementTree.Element("testsuites")
+    tests, root = list_tests(run, changes), ElementTree.Element("testsuites")
     counts = Counter(str(result.outcome) for result in tests)
     numbers = {
         "tests": len(tests),
@@ -46,11 +46,11 @@ def junit(run: Run, changes: Diff | None = None) -> str:
     name, moment = f"conformance {run.title}", {"timestamp": run.started} if run.started else {}
     suite = _element(root, "testsuite", name=name, **numbers, time=f"{run.seconds:.3f}", **moment)
     for result in tests:
-        names = {"classname": f"{result.family}.{result.variant}", "name": _name(result)}
+        names = {"classname": f"{result.family}.{result.variant}", "name": name_of(result)}
         case = _element(suite, "testcase", **names, time=f"{result.seconds:.3f}")
         if result.outcome in UNEXPECTED:
             tag = "error" if result.outcome in (Outcome.CRASH, Outcome.TIMEOUT) else "failure"
-            shown = _element(case, tag, type=result.outcome, message=_headline(result))
+            shown = _element(case, tag, type=result.outcome, message=headline_of(result))
             shown.text = _xml(
                 "\n\n".join(
                     f"{sentence(failure)}\n{failure}\n{failure.call}\n\n{failure.script}" for failure in result.failures
@@ -72,7 +72,7 @@ def _xml(text: str) -> str:
     return _NOT_XML.sub("\ufffd", text)
 
 
-def _tests(run: Run, changes: Diff | None = None) -> list[Result]:
+def list_tests(run: Run, changes: Diff | None = None) -> list[Result]:
     """The results, findings with the worst first, and one test for all programs without a finding. A result that fails
     the run only by a regression has the outcome FAIL, and a regression without a result is a test of its own."""
     worse: dict[str, list[Failure]] = {}
@@ -98,7 +98,7 @@ def _regressed(result: Result, failures: Sequence[Failure]) -> Result:
 def _failures(run: Run, changes: Diff | None) -> list[Result]:
     """The tests that fail the run, worst first, and the regressions behind the others."""
     known = {result.id for result in run.unexpected}
-    regressed = (test for test in _tests(run, changes) if test.outcome in UNEXPECTED and test.id not in known)
+    regressed = (test for test in list_tests(run, changes) if test.outcome in UNEXPECTED and test.id not in known)
     return [*run.unexpected, *regressed]
 
 
@@ -111,7 +111,8 @@ def _results(run: Run) -> list[Result]:
     return [*run.cases, *run.findings, Result(name, "", "program", "", outcome, family="programs", reason=reason)]
 
 
-def _name(result: Result) -> str:
+def name_of(result: Result) -> str:
+    """The name of a test."""
     return result.id if result.dtype or result.finding else result.op
 
 
@@ -123,9 +124,9 @@ _CTRF = {Outcome.PASS: "passed", Outcome.SKIP: "skipped", Outcome.XFAIL: "other"
 def ctrf(run: Run, changes: Diff | None = None) -> str:
     """The run in the Common Test Report Format (ctrf.io), version 0.0.0; durations are in milliseconds. A regression is
     a failed test."""
-    tests = [_ctrf_test(result) for result in _tests(run, changes)]
+    tests = [_ctrf_test(result) for result in list_tests(run, changes)]
     counts = {word: sum(test["status"] == word for test in tests) for word in ("passed", "failed", "skipped", "other")}
-    start = _milliseconds(run.started)
+    start = milliseconds(run.started)
     summary = {"tests": len(tests), **counts, "pending": 0}
     summary |= {"start": start, "stop": start + round(run.seconds * 1000)}
     results = {"tool": {"name": "conformance"}, "summary": summary, "tests": tests}
@@ -135,19 +136,19 @@ def ctrf(run: Run, changes: Diff | None = None) -> str:
 
 
 def _ctrf_test(result: Result) -> dict[str, Any]:
-    test: dict[str, Any] = {"name": _name(result), "status": _CTRF.get(result.outcome, "failed")}
+    test: dict[str, Any] = {"name": name_of(result), "status": _CTRF.get(result.outcome, "failed")}
     test |= {"duration": round(result.seconds * 1000), "rawStatus": str(result.outcome)}
     test["tags"] = [tag for tag in (result.family, result.dtype, result.variant, result.layout) if tag]
     if result.outcome is Outcome.FLAKY:
         test["flaky"] = True
     if result.outcome is not Outcome.PASS:
-        test["message"] = escape_control_characters(_headline(result) if result.failures else result.reason)
+        test["message"] = escape_control_characters(headline_of(result) if result.failures else result.reason)
     if result.outcome in UNEXPECTED and result.failures:
         test["trace"] = escape_control_characters(result.failures[0].script)
     return test
 
 
-def _milliseconds(moment: str) -> int:
+def milliseconds(moment: str) -> int:
     """A run's start in milliseconds since 1970; 0 if it is unknown."""
     try:
         return round(datetime.datetime.fromisoformat(moment).timestamp() * 1000)
@@ -155,7 +156,8 @@ def _milliseconds(moment: str) -> int:
         return 0
 
 
-def _headline(result: Result) -> str:
+def headline_of(result: Result) -> str:
+    """The headline of a result, with what its script does alone."""
     mark = f" ({result.script_mark[:230]})" if result.script_mark else ""
     return headline(result)[:300] + mark
 
@@ -165,7 +167,8 @@ def markdown(run: Run, changes: Diff | None, fuzz: Run | None = None) -> str:
     campaign on the same target."""
     campaign = run if run.drawn else fuzz
     rows = [
-        f"| `{code(_name(result))}` | {result.outcome} | {', '.join(result.oracles)} | {cell(_headline(result))} |\n"
+        f"| `{code(name_of(result))}` | {result.outcome} | {', '.join(result.oracles)} | "
+        f"{cell(headline_of(result))} |\n"
         for result in _failures(run, changes)
         if not result.finding
     ]
@@ -203,8 +206,8 @@ def markdown(run: Run, changes: Diff | None, fuzz: Run | None = None) -> str:
 def error_lines(run: Run, changes: Diff | None = None) -> list[str]:
     """`::error` lines, which GitHub shows as annotations of a job. GitHub keeps ten of them."""
     return [
-        f"::error title={_command(escape_control_characters(_name(result)), True)}::"
-        + _command(escape_control_characters(_headline(result)))
+        f"::error title={_command(escape_control_characters(name_of(result)), True)}::"
+        + _command(escape_control_characters(headline_of(result)))
         for result in _failures(run, changes)[:10]
     ]
 
