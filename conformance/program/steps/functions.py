@@ -41,6 +41,7 @@ REARRANGED, REWRITTEN, UNCHANGED = "rearranged", "rewritten", "unchanged"
 DERIVATIVES, SIZES, SIDE_EFFECTS, OVERLAPS = "derivatives", "sizes", "side effects", "overlaps"
 EXTREMES = "extremes"
 DOMAINS = "domains"
+POSITIONS, RESTRIDED, ZEROS, REGIONS = "positions", "restrided", "signed zeros", "regions"
 PROMOTION, DTYPES, REFUSALS, TRANSFORMED = "promotion", "dtypes", "refusals", "transformed"
 """Names of the topics, which are step families. The last four take their calls from op_db (`sources/fuzzing`)."""
 
@@ -48,10 +49,10 @@ FLOATS = ("float32", "float32", "float64", "float16", "bfloat16")
 INTEGERS = ("int32", "int64", "int8", "uint8", "int16")
 NUMBERS = (*FLOATS, *INTEGERS)
 
-PER_PROGRAM = 10
+PER_PROGRAM = 12
 """Number of topics of a program. They share the cost of one compilation."""
 
-STEPS = 70
+STEPS = 84
 """Most number of steps of such a program."""
 
 DECIDING = frozenset({"argmax", "argmin", "sort", "argsort", "any", "all", "floor", "ceil", "round", "trunc", "sign",
@@ -71,6 +72,9 @@ ROWS_OF = {
     OVERLAPS: COMPUTING,
     EXTREMES: replace(COMPUTING, settled=True),
     DOMAINS: LOSING,
+    POSITIONS: replace(COMPUTING, settled=True, may_raise=False),
+    RESTRIDED: replace(COMPUTING, may_raise=False),
+    ZEROS: replace(COMPUTING, may_raise=False),
     REFUSALS: replace(LOSING, settled=True),
     TRANSFORMED: replace(LOSING, form=DEFINED),
     SIDE_EFFECTS: replace(COMPUTING, form=DEFINED, may_raise=False),
@@ -668,6 +672,152 @@ def _overlaps(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
     return []
 
 
+# Positions: where the elements of a rearranged tensor are. A compiler that fuses the two may count in the wrong order.
+
+REORDERED: dict[str, Rest] = {
+    "t": _none,
+    "flip": lambda k, t: ([[k.dim(t)]], {}),
+    "roll": lambda k, t: ([1, k.dim(t)], {}),
+    "permute": lambda k, t: ([k.permutation(t.dim())], {}),
+    "reshape": lambda k, t: ([[-1]] if k.chance(1, 2) else [[*reversed(t.size())]], {}),
+    "narrow": lambda k, t: ([0, t.size(0) // 2, t.size(0) - t.size(0) // 2], {}),
+    "index_select": lambda k, t: ([0, tensor_of(k.permutation(t.size(0)))], {}),
+    "rot90": _none,
+    "unsqueeze": lambda k, t: ([k.integer(0, t.dim())], {}),
+    "neg": _none,
+}
+POSITIONED: dict[str, tuple[str, Rest]] = {
+    **dict.fromkeys(("argmax", "argmin"), ("", lambda k, t: ([k.dim(t)] if k.chance(2, 3) else [], {}))),
+    "argsort": ("", _dim),
+    **dict.fromkeys(("max", "min", "sort", "cummax", "cummin", "median"), (".many", _dim)),
+    "topk": (".many", lambda k, t: ([1, k.dim(t)], {"largest": k.chance(1, 2)})),
+    "kthvalue": (".many", lambda k, t: ([1, k.dim(t)], {})),
+}
+"""The form and the arguments after the tensor, by operator. Each returns positions."""
+
+
+def _distinct(d: Draw, known: Sequence[str]) -> list[Wanted]:
+    """Draw an input whose elements are distinct, so that every position is defined."""
+    size = (d.choice((3, 2, 4)), d.choice((4, 3, 8, 17)))
+    dtype = _dtype(d, ("float32", "int64", "float64", "int32", "float16"), known)
+    return [Wanted(dtype, size, d.permutation(size[0] * size[1]))]
+
+
+def _positions(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
+    for _ in range(k.choice((2, 1, 3))):
+        (name,) = names
+        for _ in range(k.choice((1, 1, 2))):
+            op = k.choice(tuple(REORDERED))
+            if (op == "rot90" and k[name].dim() != 2) or (op == "t" and k[name].dim() > 2):
+                op = "flip"
+            args, kwargs = REORDERED[op](k, k[name])
+            name = _result(k, offer, f"{POSITIONS}:{op}", tensor(name), *args, local=k.chance(2, 3), **kwargs)
+        op = k.choice(tuple(POSITIONED))
+        form, rest = POSITIONED[op]
+        args, kwargs = rest(k, k[name])
+        out = tuple(k.shadow.fresh(2)) if form else _fresh(k)
+        offer(Step(f"{POSITIONS}{form}:{op}", (tensor(name), *args), kwargs, out))
+    return []
+
+
+# Restrided: `as_strided` of an intermediate result, whose memory a compiler may never make.
+
+INTERMEDIATE: dict[str, Rest] = {
+    "add": _args(1),
+    "mul": _args(2),
+    "neg": _none,
+    "t": _none,
+    "flip": lambda k, t: ([[k.dim(t)]], {}),
+    "cumsum": _dim,
+    "tile": _args([2]),
+    "nn.functional.pad": lambda k, t: ([[1, 1]], {}),
+}
+READS_STRIDED: dict[str, Rest] = {"add": _args(1), "sum": _none, "neg": _none, "flip": MOVES["flip"], "clone": _none}
+
+
+def _strided(k: DrawContext, t: torch.Tensor) -> list[Json]:
+    """Draw a size, strides and an offset within the elements of a dense tensor."""
+    count, offset = t.numel(), k.choice((0, 1, 2))
+    if count < 4:
+        return [[count], [1], 0]
+    step = k.choice((1, 2, max((count - offset) // 2, 1)))
+    rows = max(min((count - offset - 1) // step + 1, 3), 1)
+    columns = max(min(count - offset - (rows - 1) * step, k.choice((2, 3))), 1)
+    geometry = [(rows, step), (columns, 1)] if k.chance(1, 2) else [(columns, 1), (rows, step)]
+    return [[size for size, _ in geometry], [stride for _, stride in geometry], offset]
+
+
+def _restrided(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
+    for _ in range(k.choice((2, 1))):
+        name, op = _result(k, offer, f"{RESTRIDED}:add", tensor(names[0]), 1, local=k.chance(1, 2)), "add"
+        if k.chance(2, 3):
+            op = k.choice(tuple(INTERMEDIATE))
+            args, kwargs = INTERMEDIATE[op](k, k[name])
+            name = _result(k, offer, f"{RESTRIDED}:{op}", tensor(name), *args, local=k.chance(1, 2), **kwargs)
+        view = _result(k, offer, "as_strided", tensor(name), *_strided(k, k[name]), local=k.chance(1, 2))
+        if op != "t" and k.chance(1, 3):  # torch.compile refuses a write to `as_strided` of a view
+            offer(Step(f"{RESTRIDED}.inplace:{k.choice(('mul_', 'add_', 'fill_'))}", (tensor(view), 3)))
+            _result(k, offer, f"{RESTRIDED}:clone", tensor(name))
+        op = k.choice(tuple(READS_STRIDED))
+        args, kwargs = READS_STRIDED[op](k, k[view])
+        _result(k, offer, f"{RESTRIDED}:{op}", tensor(view), *args, **kwargs)
+    return []
+
+
+# Signed zeros: a compiler that folds `x * 0` or `x + 0` loses the sign of a zero, which a later operator shows.
+
+KEEPS_ZEROS: dict[str, Rest] = {
+    "mul": lambda k, t: ([k.choice((0, -1, number(-0.0), 2, 0.0))], {}),
+    "add": lambda k, t: ([k.choice((0, number(-0.0), 0.0))], {}),
+    "sub": lambda k, t: ([k.choice((0, number(-0.0), 0.0))], {}),
+    "div": lambda k, t: ([k.choice((-1, 2, number(-math.inf)))], {}),
+    "fmod": _args(1),
+    **dict.fromkeys(("neg", "abs", "floor", "ceil", "trunc", "round"), _none),
+}
+SHOWS_SIGN: dict[str, Rest] = {
+    "signbit": _none,
+    "reciprocal": _none,
+    "copysign": lambda k, t: ([], {}),
+    "atan2": lambda k, t: ([], {}),
+}
+"""Operators that show the sign of a zero. Two of them have the tensor as an operand of a constant."""
+
+
+def _zeros(d: Draw, known: Sequence[str]) -> list[Wanted]:
+    count = d.choice((6, 3, 17, 2, 33))
+    values = [number(d.choice((0.0, -0.0, 1.0, -1.0, -0.5, 0.5, -0.0, 2.0))) for _ in range(count)]
+    return [Wanted(_dtype(d, ("float32", "float64", "float16", "bfloat16"), known), (count,), values)]
+
+
+def _signed_zeros(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
+    for _ in range(k.choice((2, 3, 1))):
+        name = names[0]
+        for _ in range(k.choice((1, 2, 3))):
+            op = k.choice(tuple(KEEPS_ZEROS))
+            args, kwargs = KEEPS_ZEROS[op](k, k[name])
+            name = _result(k, offer, f"{ZEROS}:{op}", tensor(name), *args, local=True, **kwargs)
+        op, dtype = k.choice(tuple(SHOWS_SIGN)), k[name].dtype
+        one, before = k.constant(k[name].size(), dtype), [tensor(name)]
+        operands = (
+            [one, *before] if op == "copysign" else [*before, tensor_of(-1.0, dtype)] if op == "atan2" else before
+        )
+        _result(k, offer, f"{ZEROS}:{op}", *operands)
+    return []
+
+
+# Regions: functions that are compiled once, and called under two guards.
+
+KINDS_OF_REGIONS = ("nested", "nested twice", "cond")
+REGION_CALLS = ("add", "mul", "neg", "flip", "sum", "double")
+
+
+def _regions(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
+    for _ in range(k.choice((1, 2))):
+        calls = [k.choice(("add", "mul", "neg")), *(k.choice(REGION_CALLS) for _ in range(k.choice((0, 1, 2))))]
+        offer(Step("region", (tensor(names[0]), k.choice(KINDS_OF_REGIONS), calls), {}, _fresh(k)))
+    return []
+
+
 # Derivatives inside the function.
 
 TRANSFORMS = ("jacfwd", "jacrev", "grad", "vmap", "jvp", "vjp", "hessian", "vmap(grad)", "jacfwd", "jacrev")
@@ -734,6 +884,10 @@ TOPICS: dict[str, Topic] = {
     UNCHANGED: Topic(_plain, _unchanged),
     OVERLAPS: Topic(_blocks, _overlaps),
     DOMAINS: Topic(_around_unit, _domains),
+    POSITIONS: Topic(_distinct, _positions),
+    RESTRIDED: Topic(_plain, _restrided),
+    ZEROS: Topic(_zeros, _signed_zeros),
+    REGIONS: Topic(_matrix, _regions),
     DERIVATIVES: Topic(_small, _derivatives),
     SIZES: Topic(_matrix, _sizes),
     SIDE_EFFECTS: Topic(_plain, _side_effects),
@@ -748,6 +902,7 @@ MOST_CONVERTED = {PROMOTION: 4, DTYPES: 4, REFUSALS: 4, TRANSFORMED: 1}
 
 ROWS = [
     Op("derived", DERIVATIVES, LOSSY, lambda k: None, DEFINED, fits=lambda t: False),
+    Op("region", REGIONS, COMPUTE, lambda k: None, DEFINED, fits=lambda t: False),
     Op("sized", SIZES, COMPUTE, lambda k: None, DEFINED, fits=lambda t: False),
     Op("note", SIDE_EFFECTS, COMPUTE, lambda k: None, DEFINED, fits=lambda t: False),
     Op("noted", SIDE_EFFECTS, QUERY, lambda k: None, DEFINED, fits=lambda t: False),

@@ -126,6 +126,61 @@ def _reads_before_the_write(mode, op, args, kwargs):
     return op(*args, **kwargs)
 
 
+def _positions_before_the_flip(mode, op, args, kwargs):
+    result = op(*args, **kwargs)
+    if op is aten.flip.default:
+        mode.kept = result, args[0]
+    found = mode.kept is not None and args and args[0] is mode.kept[0]
+    return op(mode.kept[1], *args[1:], **kwargs) if found and op in POSITIONED else result
+
+
+POSITIONED = (
+    aten.argmax.default,
+    aten.argmin.default,
+    aten.sort.default,
+    aten.max.dim,
+    aten.min.dim,
+    aten.cummax.default,
+)
+
+
+def _strides_from_the_start(mode, op, args, kwargs):
+    """A tensor made inside is read from its first element on, whatever the offset."""
+    made = mode.kept is not None and args and any(args[0] is one for one in mode.kept)
+    if op is aten.as_strided.default and made:
+        args = (*args[:3], 0)
+    result = op(*args, **kwargs)
+    if op is aten.add.Tensor:
+        mode.kept = [*(mode.kept or []), result]
+    return result
+
+
+def _folds_products_with_zero(mode, op, args, kwargs):
+    result, other = op(*args, **kwargs), args[1] if len(args) > 1 else 1
+    if op is aten.mul.Tensor and result.is_floating_point():
+        number = other if not isinstance(other, torch.Tensor) else 1 if other.dim() else other.item()
+        return torch.zeros_like(result) if number == 0 else result
+    return result
+
+
+@contextlib.contextmanager
+def _region_of_one_dtype() -> Iterator[None]:
+    """A region that is compiled for the first dtype answers in it for ever."""
+
+    def compiled(function):
+        first = []
+
+        def called(x):
+            result = function(x.to(first[0]) if first else x)
+            first.append(result.dtype)
+            return result * (1 if x.dtype is first[0] else 2)
+
+        return called
+
+    with mock.patch.object(torch.compiler, "nested_compile_region", compiled):
+        yield
+
+
 def _returns_its_operand(mode, op, args, kwargs):
     alone = op is aten.cat.default and len(args[0]) == 1
     padded = op is aten.constant_pad_nd.default and not any(args[1])
@@ -207,6 +262,10 @@ FAULTS: dict[str, tuple[str, Callable[..., object]]] = {
     "a write from overlapping memory is accepted": (functions.OVERLAPS, _allows_overlaps),
     "jacfwd returns a transposed Jacobian": (functions.DERIVATIVES, _transposed_jacobian),
     "a legacy constructor takes a size as numbers": (functions.SIZES, _size_as_numbers),
+    "positions are those before a flip": (functions.POSITIONS, _positions_before_the_flip),
+    "as_strided of an intermediate ignores its offset": (functions.RESTRIDED, _strides_from_the_start),
+    "a product with zero is folded to zeros": (functions.ZEROS, _folds_products_with_zero),
+    "a region is compiled for one dtype": (functions.REGIONS, _region_of_one_dtype),
     "an append by a method is lost": (functions.SIDE_EFFECTS, _loses_an_append),
     "a generator that leaves the function is consumed": (functions.SIDE_EFFECTS, _ends_a_generator),
     "a convolution accepts any sizes": (functions.REFUSALS, _accepts(aten.convolution.default)),

@@ -57,7 +57,13 @@ from conformance.program.steps.snippets.states import (
     threads,
     warned,
 )
-from conformance.program.steps.snippets.transforms import derived, forward_over_backward, transformed, with_memory
+from conformance.program.steps.snippets.transforms import (
+    derived,
+    forward_over_backward,
+    region,
+    transformed,
+    with_memory,
+)
 
 __all__ = [
     "OBJECTS",
@@ -97,6 +103,7 @@ __all__ = [
     "random_zeros",
     "reads_object",
     "recorders",
+    "region",
     "resize_filled_",
     "same_base",
     "seed",

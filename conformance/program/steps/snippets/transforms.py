@@ -109,3 +109,41 @@ def transformed(name: str, mode: str, start: float, /, *args: Any, **kwargs: Any
     for transform in reversed(mode.rstrip(")").split("(")):
         wanted = derivative(wanted, transform)
     return wanted(torch.tensor(start, dtype=torch.float64)).detach()
+
+
+def region(tensor: torch.Tensor, kind: str, calls: list[str]) -> torch.Tensor:
+    """Return what a region makes of a tensor: a function that a compiler compiles once and the program calls twice.
+
+    `calls` are the operations of the function. "nested" is a region that is called with tensors of one kind, "nested
+    twice" one that is called with other sizes, strides and dtypes. "cond" chooses between two regions by an element."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        result = x
+        for call in calls:
+            if call == "flip":
+                result = result.flip(-1)
+            elif call == "sum":
+                result = result + result.sum()
+            elif call == "double":
+                result = result + result
+            else:
+                result = {"add": result + 1, "mul": result * 2, "neg": -result}[call]
+        return result
+
+    def negated(x: torch.Tensor) -> torch.Tensor:
+        return -function(x)
+
+    def branch(x: torch.Tensor) -> torch.Tensor:
+        decides = x.flatten()[0] > 0
+        if torch.compiler.is_compiling():  # outside of a compiler, torch.cond starts one
+            return torch.cond(decides, function, negated, (x,))
+        return function(x) if decides else negated(x)
+
+    x = tensor.detach()
+    if kind == "cond":
+        return branch(x).sum() + 2 * branch(-1 - x.abs()).sum()
+    called = torch.compiler.nested_compile_region(function)
+    results = [called(x), called(x + 1)]
+    if kind == "nested twice":
+        results += [called(x[:1]), called(x.mT), called(x.double())]
+    return torch.stack([(result * at).sum().double() for at, result in enumerate(results, 1)])
