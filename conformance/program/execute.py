@@ -20,6 +20,7 @@ from conformance.engine.target import Target
 from conformance.program.model import LOOP, Program, arguments_of, call_of
 from conformance.program.source import caller, source
 from conformance.program.steps import snippets
+from conformance.program.steps.entry import BACKWARD, FORWARD_OVER_BACKWARD
 from conformance.program.steps.functions import TRANSFORMED
 from conformance.program.steps.op import ANY, Op, Step, decode, dtype_of, is_local
 from conformance.program.steps.states import defined_by, within
@@ -348,6 +349,15 @@ def _new_inputs(program: Program) -> dict[str, Any]:
     if program.given:
         inputs |= moved(program.trees, lambda there: rebuild(there, copied_to_host), CPU)
     return inputs
+
+
+def directions_of(program: Program) -> list[torch.Tensor]:
+    """Return the directions of derivation that a program of given inputs draws on torch CPU."""
+    if not any(step.op.startswith((BACKWARD, FORWARD_OVER_BACKWARD)) for step in program.steps):
+        return []
+    running = RunningProgram(program)
+    running.run(program.steps)
+    return running.drawn
 
 
 def make_inputs(program: Program) -> dict[str, torch.Tensor]:

@@ -20,7 +20,7 @@ from conformance.engine.executor import Execution, StepFailed
 from conformance.engine.judge import Terms
 from conformance.engine.rounding import DOWN, UP, Float64Reference, draw_signs
 from conformance.engine.rules import Arguments
-from conformance.program.execute import ProgramSubject, RunningProgram, SteppedProgram, make_inputs
+from conformance.program.execute import ProgramSubject, RunningProgram, SteppedProgram, directions_of, make_inputs
 from conformance.program.model import Given, Program
 from conformance.program.steps import layouts
 from conformance.program.steps.op import COMPUTE, LOSSY, Op, Step, StepError
@@ -145,10 +145,9 @@ def _entry_in_float64(program: Program) -> Execution | None:
     named = [leaf.dtype if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves(program.trees)]
     if all(dtype == widened(dtype) for dtype in named if isinstance(dtype, torch.dtype)):
         return None
-    narrow = RunningProgram(program)
     try:
-        narrow.run(program.steps)  # for the directions of derivation
-        first, again = (_widened_run(program, change, narrow.drawn) for change in (0, 1))
+        drawn = directions_of(program)
+        first, again = (_widened_run(program, change, drawn) for change in (0, 1))
     except Exception:  # says nothing about the target: the finding stands
         return None
     return None if compare(first.last, again.last, exact=True) else first

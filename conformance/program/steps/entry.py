@@ -20,12 +20,8 @@ from conformance.program.steps.op import LOSSY, QUERY, Form, Op
 from conformance.standalone.moving import map_leaves, tensors
 from conformance.standalone.torch_compat import with_memory
 
-FAMILY, ENTRY, FORWARD_OVER_BACKWARD, BACKWARD = (
-    "op_db entries",
-    "op_db.entry",
-    "op_db.entry.forward_over_backward",
-    "op_db.backward",
-)
+FAMILY, ENTRY, BACKWARD = "op_db entries", "op_db.entry", "op_db.backward"
+FORWARD_OVER_BACKWARD = "op_db.entry.forward_over_backward"
 
 Process = Callable[[Any], Any]
 """OpInfo's conversion of a result whose sign or phase is free."""

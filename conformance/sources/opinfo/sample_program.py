@@ -19,14 +19,14 @@ from typing import Any
 import torch
 
 from conformance.program.capture import NotAnInput, Unwritable, encoded, inputs_of, on_host
-from conformance.program.execute import Broken, RunningProgram
+from conformance.program.execute import Broken, directions_of
 from conformance.program.float64 import JudgedProgram
 from conformance.program.model import Program, ProgramError, fresh_names
 from conformance.program.shadow import reference as program_reference
 from conformance.program.steps.op import ATTRIBUTE, METHOD, Json, Step, dtype_name, tensor
 from conformance.program.steps.op_db import has_function, has_method
 from conformance.program.steps.states import SEEDS
-from conformance.record.names import DIFFERENTIATED, ORACLES, SPECIALS_BACKWARD
+from conformance.record.names import ORACLES, SPECIALS_BACKWARD
 from conformance.sources.opinfo import catalog
 from conformance.sources.opinfo.variants import SampleTrial
 from conformance.standalone.moving import storage_key, tensors
@@ -61,7 +61,7 @@ def written(trial: SampleTrial) -> tuple[Program, dict[str, str]]:
     results, ending = results_of(outcome) if error is None else ({}, "")
     known = names.of_observation(run.outcome, results, error)
     draws = error is None and JudgedProgram(given).draws
-    drawn = _directions(given) if case.variant in DIFFERENTIATED else []
+    drawn = directions_of(given)
     derived = names.of_directions(drawn) if case.variant == FORWARD_OVER_BACKWARD and error is None else ()
     backward = _backward(names, drawn, results) if case.variant in BACKWARD else ()
     bare, reason, op = names.program(trial), "", catalog.find(case)
@@ -159,13 +159,6 @@ def results_of(outcome: Any) -> tuple[dict[str, torch.Tensor], str]:
     if any(tensor.layout is not torch.strided for tensor in named.values()):
         raise Unwritable("a sparse result")
     return named, ending
-
-
-def _directions(program: Program) -> list[torch.Tensor]:
-    """Return the directions of derivation that the program draws."""
-    run = RunningProgram(program)
-    run.run(program.steps)
-    return run.drawn
 
 
 def _backward(
