@@ -41,7 +41,7 @@ REARRANGED, REWRITTEN, UNCHANGED = "rearranged", "rewritten", "unchanged"
 DERIVATIVES, SIZES, SIDE_EFFECTS, OVERLAPS = "derivatives", "sizes", "side effects", "overlaps"
 EXTREMES = "extremes"
 DOMAINS = "domains"
-POSITIONS, RESTRIDED, ZEROS, REGIONS = "positions", "restrided", "signed zeros", "regions"
+POSITIONS, RESTRIDED, ZEROS, REGIONS = "positions", "restrided", "signs of zeros", "regions"
 PROMOTION, DTYPES, REFUSALS, TRANSFORMED = "promotion", "dtypes", "refusals", "transformed"
 """Names of the topics, which are step families. The last four take their calls from op_db (`sources/fuzzing`)."""
 
