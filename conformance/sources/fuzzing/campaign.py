@@ -29,6 +29,7 @@ from conformance.record.errors import TargetError
 from conformance.record.finding import FAIL, HARNESS, INVALID, MOVE, TIMEOUT, severity_of
 from conformance.record.result import Result, counted, write_atomic
 from conformance.record.shortfall import FINDINGS, ON_LAYER, PROGRAMS, Shortfall
+from conformance.record.upstream import bugs
 from conformance.report.live import CampaignState, Log
 from conformance.run import smaller
 from conformance.run.execution_place import LOCAL, ExecutionPlace
@@ -113,6 +114,7 @@ class Campaign:
     """The scripts that have run."""
     _layers: dict[str, Workers] = field(default_factory=dict)
     """Workers of the targets without the backend under test that have judged a finding."""
+    _may_be: dict[tuple[int, int, str], str] = field(default_factory=dict)
     _noted: float = 0.0
     _unsaved: list[FailingProgram] = field(default_factory=list)
     _taken: list[Path] = field(default_factory=list)
@@ -179,7 +181,8 @@ class Campaign:
 
     def _queue(self) -> list[FailingProgram]:
         """The findings that are not shrunk, in the order in which they are to be. If `--minutes` limits the campaign,
-        the findings of the most programs and the most severe ones take turns. Bugs of PyTorch come last."""
+        the findings of the most programs and the most severe ones take turns. Those that may be reported bugs of
+        PyTorch come later, and those that also show without the backend last."""
         ranked = self.ranked()
         if self.wanted is not None:
             weights = [(self.wanted(self, finding), finding) for finding in ranked]
@@ -188,8 +191,8 @@ class Campaign:
             frequent = sorted(ranked, key=lambda finding: -finding.count)
             turns = (finding for pair in zip(frequent, ranked, strict=True) for finding in pair)
             ranked = [*{id(finding): finding for finding in turns}.values()]
-        if self.wanted is None:
-            ranked.sort(key=self.of_torch)
+        if self.wanted is None:  # bugs that nobody knows first, then those that may be reported, then PyTorch's own
+            ranked.sort(key=lambda finding: (self.of_torch(finding), bool(self.may_be_known(finding))))
         return [finding for finding in ranked if not finding.shrunk]
 
     @property
@@ -209,6 +212,18 @@ class Campaign:
             return False
         answers = [finding.elsewhere.get(layer, "") for layer in self.facts.without_backend]
         return any(answer.startswith(smaller.SAME) for answer in answers) or finding.layer in self._unanswered(finding)
+
+    def may_be_known(self, finding: FailingProgram) -> str:
+        """The reported bugs of PyTorch that a finding may be, by its property and its operators; "" for a target that
+        shows none. A smaller program has fewer operators, so this decides about the order only."""
+        key = finding.number, finding.part, finding.signature
+        if key not in self._may_be:
+            spec = self.plan.target.partition(",")[0]
+            names = {spec, spec.removeprefix("compile:"), f"compile:{spec}"}
+            own = [bug for bug in bugs() if names & {*bug.targets}]
+            operators = finding.operators if own else ()
+            self._may_be[key] = ", ".join(bug.name for bug in own if bug.may_be(finding.property, operators))
+        return self._may_be[key]
 
     def _unanswered(self, finding: FailingProgram) -> list[str]:
         """The targets without the backend on which the outcome of a finding depends, and which have not judged it. The

@@ -259,6 +259,8 @@ def show_progress(running: Campaign, view: View) -> None:
                 also = ""
                 if at.of_torch(finding):
                     also = f" ({WITHOUT_BACKEND}{'' if at.plan.fail_on_torch_bugs else ', so it is not shrunk'})"
+                elif not finding.shrunk and at.may_be_known(finding):
+                    also = f" (may be {at.may_be_known(finding)}, so it is shrunk later)"
                 view.finding(f"{result.outcome} in program {finding.number}: {headline(result)}{also}")
         failing = len(set[int]().union(*(finding.numbers for finding in findings)))
         view.at(progress(at), at.plan.wanted, failing, line(at))

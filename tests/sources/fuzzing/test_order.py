@@ -165,6 +165,27 @@ class TestBugsOfTorch:
         assert [finding.layer for finding in filter(running._due, running._queue())] == [""]
 
 
+class TestReportedBugs:
+    """Findings that may be reported bugs are shrunk after those that nobody knows."""
+
+    @pytest.mark.parametrize(
+        ("spec", "order"),
+        [("inductor", ["neg", "flip"]), ("compile:inductor,dynamic=yes", ["neg", "flip"]), ("cpu", ["flip", "neg"])],
+    )
+    def test_they_are_shrunk_later(self, tmp_path: Path, spec: str, order: list[str]) -> None:
+        """pytorch#198270 is a write of a rearranged self. Only the compiler shows it, under any name and option."""
+        running = campaign(tmp_path)
+        running.plan = replace(running.plan, target=spec)
+        for number, ops in enumerate((("index_put_", "flip", "add_"), ("neg",))):
+            steps = tuple(Step(op, (tensor("a"),)) for op in ops)
+            found = replace(FOUND[number], program=ONE.with_steps(steps), op=ops[-1], property="value")
+            running.add(replace(found, numbers=frozenset({number}) if number else frozenset(range(10, 15))))
+        queued = [finding.program.steps[min(1, len(finding.program.steps) - 1)].op for finding in running._queue()]
+        assert queued == order
+        known = {finding.program.steps[0].op: running.may_be_known(finding) for finding in running.findings}
+        assert known["neg"] == "" and ("pytorch#198270" in known["index_put_"]) is (spec != "cpu")
+
+
 class TestWithoutBackend:
     """Findings that may be PyTorch's own are judged without the backend before any is shrunk."""
 
