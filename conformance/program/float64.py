@@ -86,7 +86,8 @@ class JudgedProgram(ProgramSubject):
         if self.program.given:
             trees = self.program.trees
             strided = [tensor for tensor in tensors(trees) if tensor.layout is torch.strided]
-            return Arguments(step.op.partition(":")[2], trees["input"], trees["args"], trees["kwargs"], strided)
+            parts = trees.get("input"), trees.get("args", ()), trees.get("kwargs", {})  # none of a stateful call
+            return Arguments(step.op.partition(":")[2], *parts, strided)
         running = RunningProgram(self.program)
         (first, *args), kwargs = running.arguments(step)
         return Arguments(step.op.partition(":")[2], first, args, kwargs, [*running.env.values()])

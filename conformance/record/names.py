@@ -60,6 +60,8 @@ OPERATOR = "operator"
 """The command that judges an operator of the user, and the layout of its results."""
 MEASURED = ("kernels",)
 """Judged measures: the oracle of a count above its bound has the name of the measure."""
+MODULES = "modules"
+"""The command that runs modules and optimizers, and the layout of its results."""
 REPROS = "repros"
 """The command that runs the repros of known bugs, and the layout of its results."""
 REPRO = "repro"

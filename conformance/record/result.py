@@ -31,6 +31,7 @@ from conformance.record.missing_ops import MissingOperator
 from conformance.record.models import ModelRow
 from conformance.record.names import (
     MEASURED,
+    MODULES,
     MUTANTS,
     NOT_COMPARED,
     OPERATOR,
@@ -45,7 +46,7 @@ from conformance.record.shortfall import Shortfall, describe
 
 SCHEMA = 5
 KIND = "conformance"
-TABLES = (ACCURACY, SIZES, MUTANTS, OPERATOR, TRACE, REPROS)
+TABLES = (ACCURACY, SIZES, MUTANTS, OPERATOR, TRACE, REPROS, MODULES)
 """The commands whose cases come from a table; each is the layout of its cases."""
 SHOWS = "shows its headline"
 """Value of `alone` for a script that shows the result's headline when run in a fresh process."""

@@ -650,3 +650,22 @@ def wrapper_of(kind: type[Any], inner: torch.Tensor) -> Any:
     """Return a tensor of this subclass without memory, with the size, strides, dtype and device of another one."""
     options: dict[str, Any] = {"strides": inner.stride(), "dtype": inner.dtype, "device": inner.device}
     return torch.Tensor._make_wrapper_subclass(kind, inner.size(), **options)
+
+
+def module_infos() -> dict[str, Any]:
+    """Return the entries of PyTorch's `module_db` by name, such as nn.Linear."""
+    from torch.testing._internal.common_modules import module_db
+
+    return {info.name: info for info in module_db}
+
+
+def optimizer_infos() -> dict[str, Any]:
+    """Return the entries of PyTorch's `optim_db` by name, such as Adam."""
+    from torch.testing._internal.common_optimizers import optim_db
+
+    return {info.optim_cls.__name__: info for info in optim_db}  # type: ignore[attr-defined]
+
+
+def renamed_backend() -> str:
+    """Return the name of the device that is outside of PyTorch's tree; torch runs fused optimizers on it."""
+    return torch._C._get_privateuse1_backend_name()

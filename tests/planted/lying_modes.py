@@ -54,6 +54,25 @@ class PromotingSub(Nothing):
         return result.double() if name == "aten.sub.Tensor" and result.is_floating_point() else result
 
 
+class Addcdiv(Nothing):
+    """`addcdiv_` adds a thousandth too much, batch norm keeps a running variance that is a percent too large, and the
+    gradient of an embedding is a ten-thousandth too large."""
+
+    def changed(self, name: str, args: tuple[Any, ...], result: Any) -> Any:
+        if name == "aten.addcdiv_.default":
+            return result.mul_(1.001)
+        if name == "aten.embedding_dense_backward.default":
+            return result * 1.0001
+        if name == "aten.native_batch_norm.default" and args[4] is not None and args[5]:
+            args[4].mul_(1.01)
+        return result
+
+
+def stateful() -> None:
+    """Enter the mode with a wrong `addcdiv_` and a wrong running variance."""
+    Addcdiv().__enter__()
+
+
 def bernoulli() -> None:
     """Enter the mode with a wrong `bernoulli_`."""
     Bernoulli().__enter__()

@@ -1,4 +1,5 @@
-"""Rows for the entries of op_db: `op_db.entry:NAME` calls an entry itself, which often has no public name.
+"""Rows for calls of objects: `op_db.entry:NAME` calls an entry of op_db, which often has no public name, and
+`stateful:NAME` a module or an optimizer.
 
 Defines `ROWS_OF_ENTRIES`. The operands are whole argument trees: the input, the positional and the keyword arguments,
 and the tensors of out=. Only the function under test goes through a target's transform: for `op_db.backward`, a
@@ -22,6 +23,7 @@ from conformance.standalone.torch_compat import with_memory
 
 FAMILY, ENTRY, BACKWARD = "op_db entries", "op_db.entry", "op_db.backward"
 FORWARD_OVER_BACKWARD = "op_db.entry.forward_over_backward"
+STATEFUL = "stateful"
 
 Process = Callable[[Any], Any]
 """OpInfo's conversion of a result whose sign or phase is free."""
@@ -105,6 +107,13 @@ def _forward_over_backward(runner: Runner, args: list[Any], kwargs: dict[str, An
         return [with_memory(forward_ad.unpack_dual(g).tangent if g is not None else None) for g in gradients]
 
 
+def _stateful(runner: Runner, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Call a module or an optimizer, which passes to the transform only the function that a compiler gets."""
+    call, *parts = args
+    set_seed(kwargs["seed"], runner.device)
+    return call(runner.apply, *parts)
+
+
 def _row(name: str, run: Callable[..., Any], effect: str = LOSSY) -> Op:
     return Op(name, FAMILY, effect, lambda k: None, Form(run, lambda name, args, kwargs: name, by_runner=True))
 
@@ -113,5 +122,6 @@ ROWS_OF_ENTRIES = {
     ENTRY: _row(ENTRY, _call),
     FORWARD_OVER_BACKWARD: _row(FORWARD_OVER_BACKWARD, _forward_over_backward),
     BACKWARD: _row(BACKWARD, _backward, QUERY),
+    STATEFUL: _row(STATEFUL, _stateful),
 }
 """Rows by the kind of the step."""
