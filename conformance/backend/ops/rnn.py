@@ -9,9 +9,11 @@ The module does not depend on strides in memory: the caller handles them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from tinygrad.dtype import DType
+from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 
 from ..dispatch import metadata
@@ -32,7 +34,7 @@ def _cell(op: Any, compute: Callable[..., Results]) -> Callable[..., tuple[torch
         index = metadata.device_index(args, kwargs)
         dtype = next(a.dtype for a in args if isinstance(a, torch.Tensor))
         STATS.native[name] += 1
-        results = compute(*(_value(a) for a in args), **{k: _value(a) for k, a in kwargs.items()})
+        results = expressions_of(compute, [_value(a) for a in args], {k: _value(a) for k, a in kwargs.items()})
         tensors: list[torch.Tensor | None] = []
         for result in results:
             if result is None:
@@ -44,6 +46,60 @@ def _cell(op: Any, compute: Callable[..., Results]) -> Callable[..., tuple[torch
         return tuple(tensors)
 
     return kernel
+
+
+class Template(NamedTuple):
+    """The expressions of a cell over placeholders, as a list of nodes to build over other operands.
+
+    The methods of tinygrad that build a node check shapes and dtypes, which takes five times as long as the node. All
+    steps of a sequence have the same expressions.
+    """
+
+    nodes: list[tuple[Ops, DType, tuple[int, ...], Any]]  # after the operands; sources by number
+    results: list[tuple[tuple[int, ...], int] | None]  # sizes, and the nodes
+
+    @classmethod
+    def of(cls, results: Results, operands: Sequence[UOp]) -> Template:
+        """The template of results over these operands."""
+        number = {operand: i for i, operand in enumerate(operands)}
+        nodes: list[tuple[Ops, DType, tuple[int, ...], Any]] = []
+        elements = [result[1] for result in results if result is not None]
+        for node in UOp.sink(*elements).toposort(gate=lambda node: node not in operands):
+            if node not in number and node.op is not Ops.SINK:
+                nodes.append((node.op, node.dtype, tuple([number[s] for s in node.src]), node.arg))
+                number[node] = len(number)
+        return cls(nodes, [result and (result[0], number[result[1]]) for result in results])
+
+    def over(self, operands: Sequence[UOp]) -> Results:
+        """The same results over other operands."""
+        built = list(operands)
+        for op, dtype, sources, argument in self.nodes:
+            built.append(UOp(op, dtype, tuple([built[i] for i in sources]), argument))
+        return [result and (result[0], built[result[1]]) for result in self.results]
+
+
+_templates: dict[tuple[Any, ...], Template] = {}
+MOST_TEMPLATES = 256
+
+
+def expressions_of(compute: Callable[..., Results], values: list[Any], named: dict[str, Any]) -> Results:
+    """The results of a cell, from its template. Operands that are mere numbers have other expressions."""
+    operands = [v for v in (*values, *named.values()) if isinstance(v, UOp)]
+    if any(v.device is None for v in operands) or len(set(operands)) < len(operands):
+        return compute(*values, **named)
+    key: list[Any] = [compute, tuple(named)]
+    for v in (*values, *named.values()):
+        key.append((v.shape, v.dtype, v.device) if isinstance(v, UOp) else v)
+    template = _templates.get(tuple(key))
+    if template is None:
+        if len(_templates) >= MOST_TEMPLATES:
+            _templates.clear()
+        stand_ins = {v: UOp.new_buffer(v.device, v.max_numel(), v.dtype).reshape(v.shape) for v in operands}
+        standing = [stand_ins[v] if isinstance(v, UOp) else v for v in values]
+        kept = {k: stand_ins[v] if isinstance(v, UOp) else v for k, v in named.items()}
+        template = Template.of(compute(*standing, **kept), list(stand_ins.values()))
+        _templates[tuple(key)] = template
+    return template.over(operands)
 
 
 def _value(x: Any) -> Any:

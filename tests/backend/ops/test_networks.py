@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tinygrad.dtype import dtypes
+from tinygrad.uop.ops import UOp
 from torch.nn import functional as F
 
 from conformance import backend
 from conformance.backend import kernels
+from conformance.backend.ops import rnn
 from conformance.backend.ops.upsample import MODES, transpose
 
 NAN, INF = math.nan, math.inf
@@ -385,3 +389,24 @@ def test_a_group_norm_of_a_channels_last_image_with_other_strides_of_one():
         torch.native_group_norm(x.cpu(), None, None, 1, 4, 64, 2, 1e-5)
     actual = torch.native_group_norm(x, None, None, 1, 4, 64, 2, 1e-5)[0]
     torch.testing.assert_close(actual.cpu(), torch.nn.functional.group_norm(image, 2))
+
+
+def test_a_template_of_a_cell_builds_the_same_nodes() -> None:
+    """A cell over other operands, built from its template, is the expression that the cell itself builds."""
+
+    def operands(*sizes: tuple[int, ...]) -> list[UOp]:
+        return [UOp.new_buffer("CPU", math.prod(size), dtypes.float32).reshape(size) for size in sizes]
+
+    cells: list[tuple[Any, list[tuple[int, ...]], list[Any]]] = [
+        (rnn.lstm, [(3, 16), (3, 16), (3, 4), (16,), (16,)], []),
+        (rnn.lstm, [(3, 16), (3, 16), (3, 4)], [None, None]),
+        (rnn.lstm_backward, [(3, 4), (3, 4), (3, 4), (3, 4), (3, 16)], [True]),
+        (rnn.gru, [(3, 12), (3, 12), (3, 4), (12,), (12,)], []),
+        (rnn.gru_backward, [(3, 4), (3, 20)], [False]),
+    ]
+    for compute, sizes, others in cells:
+        for _ in range(2):  # the second time from the template of the first
+            values = [*operands(*sizes), *others]
+            for direct, built in zip(compute(*values), rnn.expressions_of(compute, values, {}), strict=True):
+                assert (direct is None) == (built is None)
+                assert direct is None or (direct[0] == built[0] and direct[1] is built[1])
