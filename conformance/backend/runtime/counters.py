@@ -16,6 +16,7 @@ class Counters:
     schedules: int = 0  # computed graphs
     scheduled: int = 0  # of these, graphs that tinygrad had to schedule
     loaded: int = 0  # of these, graphs whose schedule came from disk
+    divided: int = 0  # of these, graphs that were scheduled in pieces
     stored: int = 0  # writes into a buffer's own memory
     copies_in: int = 0
     copies_out: int = 0

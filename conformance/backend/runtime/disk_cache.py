@@ -27,7 +27,8 @@ from tinygrad.helpers import CACHELEVEL, diskcache_get, diskcache_put
 _CHECK = 8  # bytes of checksum in front of each row
 _DECIDING = ("schedule", "codegen", "renderer", "uop")  # parts of tinygrad that determine schedules and code
 _OURS = (
-    "disk_cache.py", "materialization.py", "moving_offsets.py", "program_cache.py", "schedule_cache.py", "replay.py",
+    "disk_cache.py", "materialization.py", "moving_offsets.py", "pieces.py", "program_cache.py", "replay.py",
+    "schedule_cache.py",
 )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from tinygrad.tensor import transform_to_call
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 
-from . import trace
+from . import pieces, trace
 from .counters import COUNTERS
 from .expressions import is_rearranged, shaped_like, strip_reshapes
 from .kernel_spans import run_measured
@@ -41,6 +41,7 @@ if "PARALLEL" not in os.environ:
     PARALLEL.value = 0
 
 SCHEDULES = Schedules()
+PIECES = os.environ.get("TINY_PIECES", "1") != "0"  # whether large repetitive graphs are scheduled in pieces
 
 
 def realize(
@@ -64,7 +65,7 @@ def realize(
         before, start = GlobalCounters.kernel_count, time.perf_counter()
         graph = canonical(pending)
         points = remaining(graph.nodes, others)
-        of = subject((*graph.key, *points.key), device)
+        of = subject((*graph.key, *points.key, *(() if PIECES else ("whole",))), device)
         replay, origin = SCHEDULES.get(of)
         if replay is not None:
             scheduled = time.perf_counter()
@@ -93,6 +94,16 @@ def _schedule(
 ) -> tuple[list[UOp], dict[UOp, UOp]]:
     """Schedule and run a graph; returns (the values as buffers, the buffer of each computed node)."""
     start = time.perf_counter()
+    replay = _schedule_in_pieces(graph, pending, passing, of.device)
+    if replay is not None:
+        scheduled = time.perf_counter()
+        begin()
+        done, becomes = _outcome(replay, graph, pending, replay.run(graph.buffers))
+        SCHEDULES.put(of, replay)
+        if trace.LISTENERS:
+            spent = scheduled - start, 0.0, time.perf_counter() - scheduled
+            trace.notify(trace.Schedule(why, replay.names, len(pending), "scheduled", *spent))
+        return done, becomes
     linear, variables, done, becomes = _scheduled(pending, graph.buffers, passing)
     scheduled = time.perf_counter()
     kept = not variables and all(v.has_buffer_identity() for v in [*done, *becomes.values()])
@@ -115,6 +126,44 @@ def _schedule(
         spent = scheduled - start, coded - scheduled, time.perf_counter() - coded
         trace.notify(trace.Schedule(why, names, len(pending), "scheduled", *spent))
     return done, becomes
+
+
+def _schedule_in_pieces(graph: Graph, values: list[UOp], passing: set[UOp], device: str) -> Replay | None:
+    """The schedule of a large repetitive graph from those of its pieces; None if it is to be scheduled whole."""
+    if not PIECES or len(graph.nodes) < pieces.MIN_NODES:
+        return None
+    equal, new = read_by_all(values)
+    old = {n: o for o, n in new.items()}
+    points = {node for node in graph.nodes if node.op is Ops.CONTIGUOUS and node not in passing}
+    found = pieces.divided(equal, {new.get(node, node) for node in points})
+    if found is None:
+        return None
+    division, parts = found
+    known: dict[ScheduleKey, Replay] = {}
+    for part in parts:
+        of = subject(part.key, device)
+        if of not in known:
+            replay, _ = SCHEDULES.get(of)
+            if replay is None:
+                replay = _piece(of, division, part)
+                if replay is None:
+                    return None
+            known[of] = replay
+        part.replay = known[of]
+    COUNTERS.divided += 1
+    return pieces.merged(division, parts, graph, lambda node: old.get(node, node))
+
+
+def _piece(of: ScheduleKey, division: pieces.Division, part: pieces.Piece) -> Replay | None:
+    """The new schedule of a piece; None if it does not consist of kernels only."""
+    value, buffers = division.graph_of(part)
+    inner = {node for node in value.toposort(enter_calls=False) if node.op is Ops.CONTIGUOUS and node is not value}
+    linear, variables, done, _ = _scheduled([value], buffers, inner)
+    if variables or not done[0].has_buffer_identity():
+        return None
+    replay = recorded(Graph(part.key, [], buffers, set()), compile_linear(share_programs(linear)), done, {})
+    SCHEDULES.put(of, replay)
+    return replay
 
 
 def _outcome(
