@@ -41,6 +41,7 @@ from conformance.standalone.observation import (
     Foreign,
     Observation,
     Raised,
+    Seen,
     observe,
     out_of_memory,
     tensors_by_name,
@@ -314,6 +315,40 @@ def mismatches_of(
     return differences(facts_of(want), facts_of(got), oracles=oracles, exact=bits, tolerance=tolerance)
 
 
+def by_container(found: Iterable[Mismatch], want: Observation, got: Observation) -> list[Mismatch]:
+    """Return differences in which a tensor in place of several parts, or the reverse, is one difference."""
+    named: dict[tuple[str, str], Mismatch] = {}
+    sides = [{**seen.tensors, **seen.others} for seen in (want, got)]
+    for one in found:
+        wholes = [
+            whole
+            for whole in sorted({*sides[0]} | {*sides[1]})
+            if one.oracle == "structure" and (one.where == whole or one.where.startswith(f"{whole}["))
+            for parts in ([[name for name in side if name.startswith(f"{whole}[")] for side in sides],)
+            if any(parts) and not all(parts)
+        ]
+        if wholes:
+            texts = (what_is(wholes[0], side) for side in sides)
+            one = Mismatch("structure", wholes[0], *texts)
+        named.setdefault((one.oracle, one.where), one)
+    return [*named.values()]
+
+
+def what_is(name: str, parts: Mapping[str, Any]) -> str:
+    """Return what a result is, of which an answer has these parts: a list of tensors has one for each."""
+    inside = {part[len(name) :].partition("]")[0] for part in parts if part.startswith(f"{name}[")}
+    if inside:
+        return f"{'dict' if min(inside).startswith(QUOTED) else 'sequence'} of {len(inside)}"
+    if name not in parts:
+        return "nothing"
+    leaf = parts[name]
+    return "Tensor" if isinstance(leaf, Seen) else leaf.kind if isinstance(leaf, Foreign) else type(leaf).__name__
+
+
+QUOTED = ("['", '["')
+"""How the name of a part of a dict goes on after the name of the dict."""
+
+
 def of_results(mismatches: Iterable[Mismatch]) -> list[Mismatch]:
     """Return the differences of results, and of errors; inputs do not count."""
     return [one for one in mismatches if of_result(one.where) or one.oracle == "error"]
@@ -447,7 +482,7 @@ def compare_results(call: CheckedCall) -> Iterator[Found]:
     undeclared = [name for name in changed if argument_of(name) not in may]
     inputs = tensors_by_name(call.inputs())
     oracles = {"structure", "dtype", "shape", SIGNIFICANT_STRIDE, "value", "storage"}
-    for mismatch in from_reference(call, want, got, oracles):
+    for mismatch in by_container(from_reference(call, want, got, oracles), want, got):
         of_values = mismatch.oracle == "value" and of_result(mismatch.where)
         if of_values and (call.random or (call.ties and names_equal_elements(call, want, got, mismatch.where))):
             continue

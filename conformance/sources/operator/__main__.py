@@ -58,7 +58,7 @@ class Operators(MeasuredCases):
             args.operator,
             args.like or "",
             args.reference or "",
-            json.dumps(_description(args.inputs)) if args.inputs else "",
+            _description(args.inputs) if args.inputs else "",
             tuple(args.dtype) if args.dtype else None,
             tuple(names),
             tuple(exclude.items()),
@@ -120,11 +120,15 @@ def _dimension(text: str) -> tuple[str, int]:
     return name.strip(), int(dim)
 
 
-def _description(file: Path) -> dict[str, object]:
+def _description(file: Path) -> str:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        described = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"{file} cannot be read as a description of inputs: {error}") from None
+    try:
+        return json.dumps(described)
+    except TypeError:  # TOML also has dates
+        raise UsageError(f'{file} describes an input by a date or a time: write text such as "float32[n, m]"') from None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -340,6 +340,14 @@ def from_description(
             changed = _by_size(call) if kind == SAMPLED else call
         if changed is not None:
             plan.add(changed)
+    if not plan.calls and not plan.refused:
+        least = elements_of(description, _sized(description, lambda low, high: low))
+        raise UsageError(
+            f"the smallest inputs that are described have {least:,} elements, and at most {LARGEST:,} are drawn: "
+            "describe smaller ones"
+            if least > LARGEST
+            else "no inputs have the described sizes and values: an input's range holds nothing for each size"
+        )
     if not plan.calls:
         raise UsageError(f"the reference raises on every call that the inputs describe, first with {plan.refused}")
     base = plan.of(SAMPLED) or plan.calls[:]

@@ -71,6 +71,12 @@ by a clock than by its processor time."""
 NO_ACCESS = re.compile("SIGSEGV|SIGBUS")
 """Signals of an access to memory that a process may not use."""
 
+SWITCHES = ("strict", "reference_on_device", "random")
+"""Arguments of a request that are True or False."""
+
+INCOMPARABLE = frozenset({"structure", "dtype", "shape"})
+"""Checks of facts without which the values of two results cannot be compared."""
+
 OVER = "the time was over"
 """Reason of a call that did not begin."""
 
@@ -112,7 +118,11 @@ class CheckRequest:
             ("reference", self.reference is None or callable(self.reference), "give a function"),
             ("inputs", self.inputs is None or isinstance(self.inputs, Mapping), "describe them, {'x': 'float32[n]'}"),
             ("exclude", isinstance(self.exclude, Mapping), "map each check to a reason, {'vmap': 'why'}"),
-            ("batch", isinstance(self.batch, Mapping), "map arguments to dimensions, {'x': 0}"),
+            (
+                "batch",
+                isinstance(self.batch, Mapping) and all(type(dim) is int and dim >= 0 for dim in self.batch.values()),
+                "map arguments to dimensions, {'x': 0}",
+            ),
             ("checks", names and all(isinstance(one, str) for one in self.checks or ()), "name them, ['values']"),
             ("device", self.device is None or isinstance(self.device, str), "name it, 'tiny' or 'cuda'"),
             ("seed", type(self.seed) is int and self.seed >= 0, "give a whole number, 0 or more"),
@@ -122,6 +132,11 @@ class CheckRequest:
                 self.dtypes is None or (is_list(self.dtypes) and all(isinstance(one, str) for one in self.dtypes)),
                 "name them",
             ),
+            ("rtol", is_limit(self.rtol) or self.rtol is None, "give a number, 0 or more"),
+            ("atol", is_limit(self.atol) or self.atol is None, "give a number, 0 or more"),
+            ("budget", is_limit(self.budget), "give seconds, 0 or more"),
+            ("seconds", is_limit(self.seconds) and self.seconds > 0, "give seconds, more than 0"),
+            *((name, isinstance(getattr(self, name), bool), "give True or False") for name in SWITCHES),
             ("ties", self.ties in (None, "any"), "give 'any' if each of several equal elements is right"),
         ):
             if not holds:
@@ -133,14 +148,19 @@ class CheckRequest:
         a reason."""
         named = [self.checks] if isinstance(self.checks, str) else [*(self.checks or ())]
         names = [*CHECKS] if named == ["all"] else named or usual(self.batch, self.forbid)
-        for name in (*names, *self.exclude):
+        for name in map(str, (*names, *self.exclude)):
             if name not in CHECKS and not (name in TIERS and name in self.exclude):
                 known = nearest(name, CHECKS) or f"; choose from {', '.join(CHECKS)}"
                 raise UsageError(f"unknown check {name!r}{known}")
         for name, reason in self.exclude.items():
-            if not str(reason).strip():
+            if not isinstance(reason, str) or not reason.strip():
                 raise UsageError(f"the check {name!r} is excluded without a reason: exclude={{{name!r}: 'why'}}")
         return with_fatal(names)
+
+
+def is_limit(value: Any) -> bool:
+    """Whether a value is a number that is not negative."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
 
 
 def is_list(value: Any) -> bool:
@@ -390,11 +410,16 @@ def _verdicts(
 ) -> Iterator[CheckVerdict]:
     calls = calls_of(trial, name)
     by_check, outcomes = dict[str, list[Difference]](), list[ComparedCall]()
+    excused = dict[int, str]()
     for item in examined(trial, name, calls, request.seconds, share):
-        if isinstance(item, Difference):
-            by_check.setdefault(item.check, []).append(item)
+        if isinstance(item, ComparedCall):
+            outcomes.append(item._replace(reason=excused.get(id(item.call), item.reason)))
+        elif item.check in INCOMPARABLE and item.check in request.exclude:
+            excused[id(item.call)] = f"the {item.check} differs, which is excluded, so its values cannot be compared"
         else:
-            outcomes.append(item)
+            # Values of another dtype or shape are not compared, so a check of values alone must not pass.
+            stands_for = item.check in INCOMPARABLE and item.check not in checks and item.call.kind in checks
+            by_check.setdefault(item.call.kind if stands_for else item.check, []).append(item)
     position = {id(call): number for number, call in enumerate(calls)}
     survives = not {*FATAL} & {*by_check}
     for check in dict.fromkeys((*checks, *(each for each in FATAL if each not in request.exclude))):

@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 
 from conformance.record.errors import UsageError
@@ -142,7 +143,10 @@ def take_apart(texts: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, tupl
 def parse(texts: Mapping[str, Any]) -> Description:
     """Parse a description. Raises UsageError for text that is not understood, for unknown sizes, and for ranges that
     contradict themselves."""
-    sizes = {name: _size(name, str(text)) for name, text in dict(texts.get(SIZES, {})).items()}
+    ranges = texts.get(SIZES, {})
+    if not isinstance(ranges, Mapping):
+        raise UsageError(f"{SIZES!r} is a {type(ranges).__name__}: map each size to its range, {{'n': '1..9'}}")
+    sizes = {name: _size(name, str(text)) for name, text in ranges.items()}
     arguments = {name: _argument(name, text) for name, text in texts.items() if name != SIZES}
     if not arguments:
         raise UsageError('the inputs describe no argument: write for example {"x": "float32[n]", "sizes": ...}')
@@ -208,7 +212,7 @@ def _extreme(text: str, ranges: Mapping[str, tuple[int, int]], largest: bool) ->
 
 
 def _size(name: str, text: str) -> Range:
-    if not name.isidentifier():
+    if not isinstance(name, str) or not name.isidentifier():
         raise UsageError(f"a size is named {name!r}, which is not an identifier")
     ends, _, step = text.partition(" step ")
     one = _range(ends, f"size {name!r}") if ".." in ends else Range(ends.strip(), ends.strip())
@@ -229,7 +233,7 @@ def _range(text: str, where: str) -> Range:
 
 
 def _argument(name: str, text: Any) -> tuple[Alternative, ...]:
-    if not name.isidentifier():
+    if not isinstance(name, str) or not name.isidentifier():
         raise UsageError(f"an input is named {name!r}, which is not an identifier")
     parts = text.split(" | ") if isinstance(text, str) else [text]
     return tuple(_alternative(name, part) for part in parts)
@@ -241,6 +245,9 @@ def _alternative(name: str, text: Any) -> Alternative:
         if not all(isinstance(one, Tensor) for one in each):
             raise UsageError(f"input {name!r} is a list of tensors and other things: describe tensors only")
         return Items(tuple(one for one in each if isinstance(one, Tensor)))
+    if isinstance(text, (torch.Tensor, numpy.ndarray)):
+        dtype, shape = str(text.dtype).removeprefix("torch."), [*text.shape]
+        raise UsageError(f"input {name!r} is a {type(text).__name__}: describe it, for example '{dtype}{shape}'")
     if not isinstance(text, str):
         return Value(text)
     text = text.strip()

@@ -32,15 +32,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     mark = metafunc.definition.get_closest_marker(MARKER)
     if mark is None or len(mark.args) != 1:
-        raise pytest.UsageError(
-            f"{metafunc.definition.name} needs a marker with one callable: @pytest.mark.{MARKER}(op)"
-        )
+        text = f"{metafunc.definition.name} needs a marker with one callable: @pytest.mark.{MARKER}(op)"
+        pytest.fail(text, pytrace=False)
     from conformance.record.errors import UserError
 
     try:
         metafunc.parametrize(FIXTURE, _request(mark).chosen(), indirect=True)
     except (UserError, TypeError) as error:
-        raise pytest.UsageError(f"{metafunc.definition.name}: {error}") from None
+        pytest.fail(f"{metafunc.definition.name}: {error}", pytrace=False)
 
 
 def _request(mark: pytest.Mark) -> Any:
@@ -65,12 +64,16 @@ def operator_check(request: pytest.FixtureRequest) -> Callable[[], None]:
     name = request.param
 
     def run() -> None:
+        from conformance.record.errors import UserError
         from conformance.sources.operator.examine import unfinished
         from conformance.sources.operator.finding import minimized
         from conformance.sources.operator.script import script
 
-        judging = _judging(request.function)
-        verdict = judging.verdict(name)
+        try:
+            judging = _judging(request.function)
+            verdict = judging.verdict(name)
+        except UserError as error:  # one sentence, in place of the way to it through this package
+            pytest.fail(str(error), pytrace=False)
         said = unfinished([verdict], judging.request)
         if said and judging.request.strict:
             pytest.fail(said, pytrace=False)

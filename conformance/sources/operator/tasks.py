@@ -124,8 +124,8 @@ def _failed(case: OperatorCase, verdict: CheckVerdict) -> Result:
     assert verdict.finding is not None
     trial = _judging(case.subject).trial
     small = minimized(trial, verdict.finding)
-    more = {"oracle": case.variant, "call": inputs_shown(small.call), "script": script(trial, small), "cut": small.cut}
+    more = {"oracle": small.check, "call": inputs_shown(small.call), "script": script(trial, small), "cut": small.cut}
     failure = Failure.of(small.mismatch, **more)
-    dies = {"crash": Outcome.CRASH, "hang": Outcome.TIMEOUT}.get(case.variant, Outcome.FAIL)
+    dies = {"crash": Outcome.CRASH, "hang": Outcome.TIMEOUT}.get(small.check, Outcome.FAIL)
     count = verdict.others + 1
     return case.result(dies, samples=max(verdict.compared, count), failed=count, failures=(failure,))

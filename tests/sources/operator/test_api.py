@@ -10,6 +10,7 @@ import warnings
 from pathlib import Path
 from typing import ClassVar
 
+import numpy
 import pytest
 import torch
 
@@ -19,6 +20,15 @@ from conformance.run.messages import Death, ExitReason
 from conformance.sources.operator.examine import CheckRequest, examination
 from tests.planted import kernels
 from tests.planted.kernels import CORRECT, LIES
+
+
+class Lazy(torch.Tensor):
+    """A tensor whose values are not there yet."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        raise RuntimeError("not computed yet")
+
 
 SOME = ["values", "layouts", "reads", "unwritten", "mutation"]
 
@@ -232,6 +242,81 @@ class TestForbid:
         """It would forbid nothing."""
         with pytest.raises(UsageError, match=said):
             conformance.check(torch.exp, reference=torch.exp, inputs={"input": "float32[3]"}, forbid=[name])
+
+
+class TestMisuse:
+    """A wrong argument is one sentence that names it, and says what to give."""
+
+    REQUEST: ClassVar = {
+        "operator": torch.neg,
+        "reference": torch.neg,
+        "inputs": {"x": "float32[n]", "sizes": {"n": "1..9"}},
+    }
+
+    @pytest.mark.parametrize(
+        ("changes", "said"),
+        [
+            ({"inputs": torch.ones(2)}, "is a Tensor: describe them, {'x': 'float32[n]'}"),
+            ({"inputs": {"x": torch.ones(2, 3)}}, "input 'x' is a Tensor: describe it, for example 'float32[2, 3]'"),
+            ({"inputs": {"x": numpy.ones(2)}}, "input 'x' is a ndarray: describe it, for example 'float64[2]'"),
+            ({"inputs": {3: "float32[2]"}}, "an input is named 3, which is not an identifier"),
+            ({"inputs": {"x": "float32[n]", "sizes": ["n"]}}, "'sizes' is a list: map each size to its range"),
+            (
+                {"inputs": {"x": "float32[n]", "sizes": {"n": "1000000..2000000"}}},
+                "the smallest inputs that are described have 1,000,000 elements, and at most 100,000 are drawn",
+            ),
+            ({"inputs": {"x": "float32[2] in 5..n", "sizes": {"n": "1..4"}}}, "no inputs have the described sizes and"),
+            ({"exclude": {"vmap"}}, "is a set: map each check to a reason, {'vmap': 'why'}"),
+            ({"exclude": {"vmap": True}}, "the check 'vmap' is excluded without a reason"),
+            ({"exclude": {3: "why"}}, "unknown check '3'; choose from values, "),
+            ({"batch": {"x": "0"}}, "batch={'x': '0'} is a dict: map arguments to dimensions"),
+            ({"rtol": "0.1", "atol": 0.0}, "rtol='0.1' is a str: give a number, 0 or more"),
+            ({"budget": "30"}, "budget='30' is a str: give seconds, 0 or more"),
+            ({"seconds": 0}, "seconds=0 is a int: give seconds, more than 0"),
+            ({"strict": "yes"}, "strict='yes' is a str: give True or False"),
+            (
+                {"reference": lambda x: 1 / 0},
+                "raises on every call that the inputs describe, first with ZeroDivisionError",
+            ),
+            (
+                {"reference": lambda x: [x.numpy()]},
+                r"the result[0] of the reference is a numpy.ndarray, which cannot be",
+            ),
+            (
+                {"reference": lambda x: x.as_subclass(Lazy)},
+                "the result of the reference is a tests.sources.operator.test_api.Lazy, which cannot be compared",
+            ),
+        ],
+    )
+    def test_it_is_one_sentence(self, changes, said):
+        """None of them begins to judge."""
+        with pytest.raises(UsageError) as error:
+            conformance.check(**{**self.REQUEST, **changes})
+        assert said in str(error.value) and "\n" not in str(error.value)
+
+    @pytest.mark.parametrize(
+        ("operator", "reference", "said"),
+        [
+            (lambda x: x.numpy(), torch.clone, "structure: result should be a Tensor and is a numpy.ndarray"),
+            (lambda x: x.tolist(), torch.clone, "structure: result should be a Tensor and is a sequence of "),
+            (torch.clone, lambda x: x.tolist(), "and is a Tensor"),
+            (lambda x: x.as_subclass(Lazy), torch.clone, "and is a tests.sources.operator.test_api.Lazy"),
+            (lambda x: {"y": x.clone(), "z": x.clone()}, torch.clone, "should be a Tensor and is a dict of 2"),
+            (lambda x: x.double(), torch.clone, "dtype: result should have dtype torch.float32 and has torch.float64"),
+        ],
+    )
+    def test_results_whose_values_cannot_be_compared_do_not_pass(self, operator, reference, said):
+        """The check of values alone finds them. Regression test: it passed, since nothing asked for `structure`."""
+        with pytest.raises(AssertionError) as error:
+            conformance.check(operator, reference=reference, inputs=self.REQUEST["inputs"], checks=["values"])
+        assert said in str(error.value)
+
+    def test_an_excluded_dtype_leaves_values_without_a_verdict(self):
+        """The reason is in the table."""
+        request = {**self.REQUEST, "operator": lambda x: -x.double(), "checks": ["values", "dtype", "repetition"]}
+        found = {row.check: row for row in conformance.check(**request, exclude={"dtype": "for accumulation"})}
+        assert not found["values"].compared
+        assert found["values"].reason == "the dtype differs, which is excluded, so its values cannot be compared"
 
 
 def test_an_unknown_check():

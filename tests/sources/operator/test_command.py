@@ -79,6 +79,35 @@ def test_an_operator_that_ends_the_process_fails(tmp_path, capfd, checks):
     assert "ended its process with exit code 0" in capfd.readouterr().out
 
 
+def of_numpy(x):
+    return x.numpy() * 2
+
+
+def raises(x):
+    raise ValueError("no such kernel")
+
+
+@pytest.mark.parametrize(
+    ("operator", "reference", "described", "code", "said"),
+    [
+        ("of_numpy", "doubles", '"float32[n]"', 1, "result should be a Tensor and is a numpy.ndarray"),
+        ("doubles", "of_numpy", '"float32[n]"', 2, "the result of the reference is a numpy.ndarray"),
+        ("doubles", "raises", '"float32[n]"', 2, "first with ValueError: no such kernel"),
+        ("doubles", "doubles", "1979-05-27", 2, "describes an input by a date or a time: write text"),
+    ],
+)
+def test_bad_use_of_a_function(tmp_path, capfd, operator, reference, described, code, said):
+    """One sentence, and exit code 1 only for a fault of the operator. Regression test: an array of NumPy passed the
+    check of values."""
+    inputs = tmp_path / "inputs.toml"
+    inputs.write_text(f'x = {described}\nsizes = {{n = "1..9"}}\n')
+    words = [f"{__name__}:{operator}", "--reference", f"{__name__}:{reference}", "--inputs", str(inputs)]
+    assert main([*words, "--checks", "values", "--reports", str(tmp_path)]) == code
+    out = capfd.readouterr()
+    assert said in out.out + out.err and "Traceback" not in out.err
+    assert code == 2 or "1 of 1 scripts show their headline" in out.out or "does not reproduce" not in out.out
+
+
 @pytest.mark.parametrize(("words", "end", "code"), [((), ".", 0), (("--strict",), "; --strict makes this a", 1)])
 def test_inputs_without_time(tmp_path, capfd, monkeypatch, words, end, code):
     """One sentence, a field of the result, and exit code 1 only with `--strict`."""

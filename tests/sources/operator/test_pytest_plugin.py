@@ -63,14 +63,22 @@ from tests.planted.kernels import right_silu
 def test_late(operator_check):
     operator_check()
 
-@pytest.mark.operator(right_silu, like=torch.nn.functional.silu, checks=["blocks"], budget=1e-9, strict=True)
-
 @pytest.mark.operator(right_silu, like=torch.nn.functional.silu, checks=["gradcheck"])
 def test_empty(operator_check):
     operator_check()
 
 @pytest.mark.operator(right_silu, like=torch.nn.functional.silu, checks=["blocks"], budget=1e-9, strict=True)
 def test_strict(operator_check):
+    operator_check()
+
+INPUTS = {"x": "float32[n]", "sizes": {"n": "1..9"}}
+
+@pytest.mark.operator(torch.neg, reference=lambda x: 1 / 0, inputs=INPUTS, checks=["values"])
+def test_raises(operator_check):
+    operator_check()
+
+@pytest.mark.operator(lambda x: x.numpy(), reference=torch.neg, inputs=INPUTS, checks=["values"])
+def test_numpy(operator_check):
     operator_check()
 """
 
@@ -83,6 +91,9 @@ def test_a_check_without_time(pytester):
     assert "FAILED test_mine.py::test_late" not in out and "FAILED test_mine.py::test_strict[blocks]" in out
     assert "inputs of blocks (budget=1e-09); --strict makes this a failure." in out
     assert "FAILED test_mine.py::test_empty[gradcheck]" in out and "nothing was compared" in out
+    assert "FAILED test_mine.py::test_raises[values] - Failed: the reference raises" in out
+    assert "FAILED test_mine.py::test_numpy[values]" in out and "PASSED test_mine.py::test_numpy[crash]" in out
+    assert "result should be a Tensor and is a numpy.ndarray" in out and "Traceback" not in out
 
 
 def test_a_wrong_marker(pytester):
@@ -91,3 +102,4 @@ def test_a_wrong_marker(pytester):
     out = outcome(pytester, test_unmarked=unmarked, test_misspelt=misspelt)
     assert "test_mine needs a marker with one callable" in out
     assert "test_right: unknown check 'gradchek'; did you mean gradcheck" in out
+    assert "pytest_plugin.py" not in out  # one sentence, without the way to it
