@@ -56,6 +56,12 @@ MODIFIED = re.compile(r"modified by an inplace operation|is a view and is being 
 
 NO_DERIVATIVE = "the operator registers no derivative"
 
+DETACHED = (
+    "its gradient is detached, so torch leaves it out of a second derivative and raises no error: mark its backward "
+    "with torch.autograd.function.once_differentiable, or make it differentiable"
+)
+"""Reason of a missing second derivative that no user of the operator is told about."""
+
 MOST_OUTPUTS, STEP = 100, 1e-6
 """Limit on the results whose gradients are compared with finite differences, and the step of these."""
 
@@ -203,7 +209,7 @@ def differentiate_twice(function: Function, inputs: dict[str, Any]) -> Any:
     grads = torch.autograd.grad(outputs, [*variables.values()], cotangents, allow_unused=True, create_graph=True)
     first = [grad for grad in grads if grad is not None and grad.requires_grad]
     if not first:
-        return {"requires_grad": False}
+        return {"requires_grad": False, "detached": True}
     names = {**variables, **{f"cotangent {number}": one for number, one in enumerate(cotangents)}}
     second = torch.autograd.grad(first, [*names.values()], [draw_cotangent(one) for one in first], allow_unused=True)
     if all(grad is None for grad in second):  # as of a backward that is differentiable once
@@ -223,6 +229,8 @@ def compare_derivatives(call: CheckedCall, differentiate: Around, check: str, no
     if not has_gradient(want):
         raise NotJudged(f"the reference has no {noun}{why_none(want)}")
     got = call.actual(around=differentiate)
+    if got.others.get(f"{RESULT}['detached']") is True:
+        raise NotJudged(DETACHED)
     if not has_gradient(got):
         raise NotJudged(f"the operator has no {noun}{why_none(got)}")
     for mismatch in of_results(from_reference(call, want, got, ANSWER, differentiate)):

@@ -11,16 +11,30 @@ import numpy
 import torch
 
 from tests.planted.wrong import (
+    BAGS,
     HALF,
     HALF_PRODUCT,
+    HEADS,
     INDEXED,
+    LOSS,
     MATRIX,
+    NORM,
     PRODUCT,
+    QUANTIZED,
+    ROPE,
+    SCATTERED,
     SEGMENTS,
     WIDE,
     attend,
+    attention,
+    cross_entropy,
+    is_cast,
+    mean_bags,
     product,
+    quantize,
     relu,
+    rms_norm,
+    rotate,
     row_sums,
     row_variances,
     segment_sums,
@@ -248,6 +262,13 @@ def half_product_by_blocks(a, b):
     return functools.reduce(torch.add, parts).to(a.dtype)
 
 
+@honest(torch.mm, {"input": "float32[n, k]", "mat2": "float32[k, m]", "sizes": PRODUCT["sizes"]})
+def casts_itself_under_autocast(input, mat2):
+    if not is_cast(input):
+        return input @ mat2
+    return (input.bfloat16().float() @ mat2.bfloat16().float()).bfloat16()
+
+
 # Choices
 
 
@@ -411,3 +432,69 @@ def pages_by_index_select(pages, table):
 )
 def sums_of_a_list(xs, y):
     return y + torch.stack([x.sum() for x in xs]).sum()
+
+
+# Written as a kernel author would, for operators of language models and data, without a look at the checks
+
+
+@honest(rms_norm, NORM)
+def rms_norm_by_rows(x, weight):
+    length = x.shape[-1]
+    return x / ((x * x).sum(-1, keepdim=True) / length + 1e-6).sqrt() * weight
+
+
+@honest(attention, {**HEADS, **dict.fromkeys(("q", "k", "v"), "float32[h, n, d] in -4..4")})
+def attention_by_blocks(q, k, v):
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    top, total, result = torch.full_like(scores[..., :1], -torch.inf), 0, 0
+    for part, values in zip(scores.split(64, -1), v.split(64, -2)):
+        new = torch.maximum(top, part.amax(-1, keepdim=True)).detach()
+        powers, shrinks = (part - new).exp(), (top - new).exp()
+        total, result = total * shrinks + powers.sum(-1, keepdim=True), result * shrinks + powers @ values
+        top = new
+    return result / total
+
+
+@honest(rotate, ROPE)
+def rope_by_complex_numbers(x, cosines, sines):
+    a, b = x.chunk(2, -1)
+    turned = torch.complex(a, b) * torch.complex(cosines, sines)
+    return torch.cat([turned.real, turned.imag], -1)
+
+
+HONEST["rope_by_complex_numbers"]["exclude"] = dict.fromkeys(
+    ("specials_inf", "specials_nan"), "torch multiplies complex infinities in its own way"
+)
+
+
+@honest(quantize, QUANTIZED, exclude=dict.fromkeys(("specials_inf", "specials_nan"), "not defined in int8"))
+def quantize_in_two_steps(x, scale):
+    return (x / scale).round().clamp(-128, 127).to(torch.int8)
+
+
+@honest(mean_bags, BAGS)
+def bags_by_index_add(table, rows, at):
+    counts = at[1:] - at[:-1]
+    owner = torch.repeat_interleave(torch.arange(at.shape[0] - 1), counts)
+    sums = table.new_zeros(at.shape[0] - 1, table.shape[1]).index_add(0, owner, table[rows])
+    return sums / counts.clamp(min=1)[:, None].to(table.dtype)
+
+
+@honest(cross_entropy, {**LOSS, "x": "float32[n, c] in -30..30"})
+def cross_entropy_by_logsumexp(x, target):
+    right = x.gather(1, target.clamp(min=0)[:, None]).squeeze(1)
+    return torch.where(target >= 0, x.logsumexp(-1) - right, 0).sum()
+
+
+@honest(lambda x, index, rows: x.index_add(0, index, rows), SCATTERED)
+def scatter_by_one_hot_product(x, index, rows):
+    return x + torch.nn.functional.one_hot(index, x.shape[0]).to(x.dtype).mT @ rows
+
+
+HONEST["scatter_by_one_hot_product"]["exclude"] = dict.fromkeys(("specials_inf", "specials_nan"), "0 * inf is nan")
+
+
+@honest(lambda x: x.tril(), {"x": "float32[n, n]", "sizes": {"n": "1..20"}})
+def lower_part_by_where(x):
+    rows = torch.arange(x.shape[0])
+    return torch.where(rows[:, None] >= rows, x, 0)

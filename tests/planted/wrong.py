@@ -30,6 +30,16 @@ def wrong(check: str, reference: Callable[..., Any], inputs: dict[str, Any]) -> 
     return plant
 
 
+def wrong_like(check: str, like: Any) -> Callable[..., Any]:
+    """Plant a wrong kernel for samples of op_db that a check must find."""
+
+    def plant(kernel: Callable[..., Any]) -> Callable[..., Any]:
+        WRONG[kernel.__name__] = {"operator": kernel, "like": like}, check
+        return kernel
+
+    return plant
+
+
 def softmax(x):
     return x.softmax(-1)
 
@@ -165,6 +175,41 @@ def has_a_gradient_of_abs_at_0(x):
 @wrong("values", torch.log1p, {**TINY, "x": "float32[n, m] in 1e-6..1e-3"})
 def adds_before_the_logarithm(x):
     return (1 + x).log()
+
+
+# The same with `like=`: right answers below the tolerance of op_db, around 100 and 1e4, and from cancellation
+
+
+@wrong_like("magnitudes", torch.nn.functional.gelu)
+def is_zero_near_zero_in_op_db(x, approximate="none"):
+    return torch.where(x.abs() < 1e-5, 0, torch.nn.functional.gelu(x, approximate=approximate))
+
+
+@wrong_like("magnitudes", torch.sin)
+def is_twice_the_sine_near_zero_in_op_db(x):
+    return torch.where(x.abs() < 1e-5, 2 * x.sin(), x.sin())
+
+
+@wrong_like("magnitudes", silu)
+def clamps_at_50_in_op_db(x):
+    return silu(x.clamp(-50, 50))
+
+
+@wrong_like("magnitudes", torch.logsumexp)
+def subtracts_no_maximum_in_op_db(input, dim, keepdim=False):
+    return input.exp().sum(dim, keepdim).log()
+
+
+@wrong_like("magnitudes", torch.var)
+def subtracts_squares_in_op_db(input, dim=None, correction=1, keepdim=False):
+    off = input.pow(2).mean(dim, keepdim) - input.mean(dim, keepdim).pow(2)
+    count = input.numel() // max(off.numel(), 1)
+    return off * count / max(count - correction, 0)
+
+
+@wrong_like("magnitudes", torch.cos)
+def reduces_no_argument_in_op_db(x):
+    return torch.where(x.abs() < 1000, x.cos(), 1)
 
 
 # Half precision
@@ -313,6 +358,18 @@ def joins_blocks_without_their_maximum(x):
     return top + sum(total for _, total in blocks).log()
 
 
+def is_cast(x):
+    return torch.is_autocast_enabled("cpu") or x.dtype is torch.bfloat16
+
+
+@wrong("autocast", torch.mm, {"input": "float32[n, k]", "mat2": "float32[k, m]", "sizes": PRODUCT["sizes"]})
+def adds_in_bfloat16_under_autocast(input, mat2):
+    if not is_cast(input):
+        return input @ mat2
+    pairs = zip(input.bfloat16().unbind(1), mat2.bfloat16().unbind(0))
+    return functools.reduce(torch.add, [torch.outer(x, y) for x, y in pairs])
+
+
 # Derivatives
 
 
@@ -372,3 +429,178 @@ def _vmap(info, dims, x, y):
     if dims[0] is None:
         return x * y.sum(), None
     return x.movedim(dims[0], 0) * y.sum(1, keepdim=True), 0
+
+
+# Written as a kernel author would, for operators of language models and data, without a look at the checks
+
+NORM = {"x": "float32[n, m]", "weight": "float32[m]", "sizes": {"n": "1..20", "m": "1..300"}}
+HEADS = {
+    **dict.fromkeys(("q", "k", "v"), "float32[h, n, d]"),
+    "sizes": {"h": "1..3", "n": "1..150", "d": "4..64 step 4"},
+}
+
+
+def rms_norm(x, weight):
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
+
+
+@wrong("values", rms_norm, NORM)
+def normalizes_by_the_padded_length(x, weight):
+    padded = torch.nn.functional.pad(x, (0, -x.shape[1] % 16))
+    return x * torch.rsqrt(padded.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
+
+
+def attention(q, k, v):
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+@wrong("blocks", attention, HEADS)
+def forgets_to_rescale_after_the_first_block(q, k, v):
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    top, total, result = scores[..., :64].amax(-1, keepdim=True), 0, 0
+    for part, values in zip(scores.split(64, -1), v.split(64, -2)):
+        powers = (part - top).exp()
+        top_here = torch.maximum(top, part.amax(-1, keepdim=True))
+        total, result = total + powers.sum(-1, keepdim=True), result + powers @ values
+        top = top_here
+    return result / total
+
+
+def rotate(x, cosines, sines):
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * cosines - b * sines, a * sines + b * cosines], -1)
+
+
+ROPE = {
+    "x": "float32[n, h, 2*d]",
+    **dict.fromkeys(("cosines", "sines"), "float32[n, 1, d] in -1..1"),
+    "sizes": {"n": "1..30", "h": "1..4", "d": "1..32"},
+}
+
+
+@wrong("values", rotate, ROPE)
+def rotates_neighbours_in_place_of_halves(x, cosines, sines):
+    a, b = x[..., ::2], x[..., 1::2]
+    return torch.stack([a * cosines - b * sines, a * sines + b * cosines], -1).flatten(-2)
+
+
+def quantize(x, scale):
+    return torch.clamp(torch.round(x / scale), -128, 127).to(torch.int8)
+
+
+QUANTIZED = {"x": "float32[n, m]", "scale": "float32[n, 1] in 0.01..0.1", "sizes": {"n": "1..20", "m": "1..100"}}
+
+
+@wrong("values", quantize, QUANTIZED)
+def rounds_halves_away_and_wraps(x, scale):
+    return (torch.floor(x / scale + 0.5).to(torch.int32) & 255).to(torch.uint8).view(torch.int8)
+
+
+@wrong("blocks", lambda x: x.cumsum(-1), {"x": "float32[n, m]", "sizes": {"n": "1..9", "m": "1..300"}})
+def loses_the_carry_of_the_third_block(x):
+    parts, carry = [], 0
+    for at, part in enumerate(x.split(64, -1)):
+        sums = part.cumsum(-1)
+        parts.append(sums + carry)
+        carry = sums[:, -1:] + (carry if at != 1 else 0)
+    return torch.cat(parts, -1)
+
+
+TOP = {"x": "float32[n, m]", "sizes": {"n": "1..9", "m": "4..300"}}
+
+
+@wrong("layouts", lambda x: x.topk(4, -1).values, TOP)
+def sorts_the_memory_of_its_input(x):
+    flat = torch.empty(0).set_(x.untyped_storage(), x.storage_offset(), (x.shape[0], x.shape[1]), (x.shape[1], 1))
+    return flat.topk(4, -1).values if x.stride(-1) == 1 else x.topk(4, -1).values
+
+
+BAGS = {
+    "table": "float32[v, d]",
+    "rows": "int64[n] in 0..v-1",
+    "at": "int64[b+1] in 0..n offsets",
+    "sizes": {"v": "1..30", "d": "1..9", "b": "1..9", "n": "0..50"},
+}
+
+
+def mean_bags(table, rows, at):
+    return torch.nn.functional.embedding_bag(rows, table, at, mode="mean", include_last_offset=True)
+
+
+@wrong("values", mean_bags, BAGS)
+def divides_empty_bags_by_zero(table, rows, at):
+    sums = torch.nn.functional.embedding_bag(rows, table, at, mode="sum", include_last_offset=True)
+    return sums / (at[1:] - at[:-1])[:, None]
+
+
+LOSS = {"x": "float32[n, c]", "target": "int64[n] in -1..c-1", "sizes": {"n": "1..30", "c": "1..60"}}
+
+
+def cross_entropy(x, target):
+    return torch.nn.functional.cross_entropy(x, target, ignore_index=-1, reduction="sum")
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, target):
+        ctx.save_for_backward(x, target)
+        return cross_entropy(x, target)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, target = ctx.saved_tensors
+        off = x.softmax(-1) - torch.nn.functional.one_hot(target.clamp(min=0), x.shape[1])
+        return grad * off, None  # also for ignored rows
+
+
+@wrong("gradients", cross_entropy, LOSS)
+def has_gradients_for_ignored_rows(x, target):
+    return _CrossEntropy.apply(x, target)
+
+
+@wrong("values", cross_entropy, {**LOSS, "sizes": {"n": "1..30", "c": "1..60"}})
+def takes_the_last_class_for_ignored_rows(x, target):
+    return -x.log_softmax(-1)[torch.arange(len(x)), target].sum()
+
+
+def convolve_channels(x, w):
+    return torch.nn.functional.conv1d(x, w)
+
+
+CHANNELS = {
+    "x": "float32[n, c, l]", "w": "float32[o, c, k]",
+    "sizes": {"n": "1..3", "c": "1..3", "o": "1..3", "k": "1..4", "l": "k..20"},
+}  # fmt: skip
+
+
+@wrong("gradients", convolve_channels, CHANNELS)
+def convolves_with_a_wrong_gradient_of_its_weight(x, w):
+    return torch.nn.functional.conv1d(x, w.detach()) + torch.nn.functional.conv1d(x.detach(), w - w.detach()) * 2
+
+
+SCATTERED = {
+    "x": "float32[n, d]", "index": "int64[k] in 0..n-1", "rows": "float32[k, d]",
+    "sizes": {"n": "1..9", "d": "1..9", "k": "0..30"},
+}  # fmt: skip
+
+
+@wrong("values", lambda x, index, rows: x.index_add(0, index, rows), SCATTERED)
+def loses_rows_of_equal_indices(x, index, rows):
+    return x.index_put((index,), x[index] + rows)
+
+
+@wrong("mutation", lambda x, index, rows: x.index_add(0, index, rows), SCATTERED)
+def scatters_into_its_input(x, index, rows):
+    return x.detach().index_add_(0, index, rows.detach()).clone()
+
+
+@wrong("specials", lambda x: x.sort(-1).values, MATRIX)
+def sorts_nan_to_the_front(x):
+    return torch.where(x.isnan(), -torch.inf, x).sort(-1).values
+
+
+@wrong("unwritten", lambda x: x.tril(), {"x": "float32[n, n]", "sizes": {"n": "1..20"}})
+def leaves_the_upper_part_as_it_was(x):
+    result, rows = torch.empty(x.shape), torch.arange(x.shape[0])
+    result[rows[:, None] >= rows] = x[rows[:, None] >= rows]
+    return result

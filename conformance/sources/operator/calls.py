@@ -32,15 +32,15 @@ from conformance.sources.operator.subject import Operator
 from conformance.sources.operator.table import TIERS
 from conformance.standalone import specials
 from conformance.standalone.moving import leaves, map_leaves, tensors
-from conformance.standalone.operator_checks import MIXED, OTHER_DTYPES, SPECIAL, STRIDED, lay_inputs
+from conformance.standalone.operator_checks import MIXED, NEGATIVE, OTHER_DTYPES, SPECIAL, STRIDED, lay_inputs
 from conformance.standalone.torch_compat import neg_view
 
 T = TypeVar("T")
 
 SAMPLED, EMPTY, SCALARS, BLOCKS, SCALED = "values", "empty", "scalars", "blocks", "magnitudes"
-OVERLAP, NEGATIVE = "overlap", "negative"
-"""Kinds of calls beside those of `operator_checks`. Each is also the name of the check that compares the values of such
-calls."""
+OVERLAP = "overlap"
+"""Kind of calls beside those of `operator_checks`. Each kind is also the name of the check that compares the values of
+such calls."""
 
 REFUSES_OVERLAP = "more than one element of the written-to tensor"
 """Words of torch about a write to elements that share memory."""
@@ -210,8 +210,8 @@ def from_op_db(
     for call in evenly([call for call in varied if call is not None], MOST[BLOCKS]):
         plan.add(call)
     _vary_dtypes(plan, base)
-    for call in _shapes(base):
-        if scaled := _scaled(call, [*call.values], "with a zero"):
+    for call, tier in itertools.product(_shapes(base), MAGNITUDES):
+        if scaled := _scaled(call, [*call.values], tier):
             plan.add(scaled)
     return plan
 

@@ -48,6 +48,7 @@ from conformance.sources.operator.table import (
     with_fatal,
 )
 from conformance.sources.operator.verdict import CheckVerdict, Difference, sizes_of
+from conformance.standalone.derivative_checks import DETACHED
 from conformance.standalone.moving import leaves
 from conformance.standalone.operator_checks import PROCESS, NotJudged, writes_beyond
 from conformance.standalone.oracles import Mismatch
@@ -76,6 +77,10 @@ SWITCHES = ("strict", "reference_on_device", "random")
 
 INCOMPARABLE = frozenset({"structure", "dtype", "shape"})
 """Checks of facts without which the values of two results cannot be compared."""
+
+NO_SIGN = "it reads the memory of negative views without their sign: pass it x.resolve_neg()"
+"""Reason of a function by address, unless the user asks for the check `negative`. For an operator of `torch.library`,
+torch resolves such views before it calls the kernel."""
 
 OVER = "the time was over"
 """Reason of a call that did not begin."""
@@ -235,7 +240,7 @@ def prepare_dynamo(operator: Operator) -> None:
 def completed(trial: Examination, request: CheckRequest, device: str, forbidden: tuple[str, ...]) -> Examination:
     """Return an examination with what the request says beside the calls, and without calls that it excludes, or does
     not ask for."""
-    negative = NEGATIVE in request.chosen()
+    negative = NEGATIVE in request.chosen() and NEGATIVE not in request.exclude
     trial.plan.calls = [
         call for call in trial.plan.calls if call.note not in request.exclude and (negative or call.kind != NEGATIVE)
     ]
@@ -416,6 +421,8 @@ def _verdicts(
             outcomes.append(item._replace(reason=excused.get(id(item.call), item.reason)))
         elif item.check in INCOMPARABLE and item.check in request.exclude:
             excused[id(item.call)] = f"the {item.check} differs, which is excluded, so its values cannot be compared"
+        elif item.check == NEGATIVE and request.checks is None and trial.operator.overload is None:
+            excused[id(item.call)] = NO_SIGN
         else:
             # Values of another dtype or shape are not compared, so a check of values alone must not pass.
             stands_for = item.check in INCOMPARABLE and item.check not in checks and item.call.kind in checks
@@ -430,7 +437,8 @@ def _verdicts(
         )
         if check in by_check:
             first = min(by_check[check], key=lambda difference: position[id(difference.call)])
-            yield CheckVerdict(check, reasons.count(""), finding=first, others=len(by_check[check]) - 1, sizes=sizes)
+            others = len(by_check[check]) - 1
+            yield replace(_outcome(check, reasons), reason="", late=0, finding=first, others=others, sizes=sizes)
         elif check in checks and (survives or check not in FATAL):
             yield replace(_outcome(check, reasons), sizes=sizes)
 
@@ -439,11 +447,16 @@ def _outcome(check: str, reasons: Sequence[str]) -> CheckVerdict:
     """Return the verdict on a check without a difference. `reasons` say why its calls were not judged; "" for a call
     that was compared."""
     compared, late = reasons.count(""), [reason for reason in reasons if reason.startswith((OVER, SLOW_COMPILER))]
-    reason = "" if check in FATAL else next((reason for reason in reasons if reason not in ("", *late)), "")
+    refusals = [] if check in FATAL else [reason for reason in reasons if reason not in ("", *late)]
+    reason = next(iter(refusals), "")
+    said, limit = "" if compared else reason or NOT_SHOWN, "budget"
     if late and (compared or not reason):
-        text = f"{compared} of {compared + len(late)} inputs, {late[0]}"
-        return CheckVerdict(check, compared, text, late=len(late), limit="budget" if late[0] == OVER else "seconds")
-    return CheckVerdict(check, compared, "" if compared else reason or NOT_SHOWN)
+        said = f"{compared} of {compared + len(late)} inputs, {late[0]}"
+        limit = "budget" if late[0] == OVER else "seconds"
+    else:
+        late = []
+    verdict = CheckVerdict(check, compared, said, late=len(late), limit=limit)
+    return replace(verdict, refused=len(refusals), refusal=reason) if compared else verdict
 
 
 def nothing_compared(results: Iterable[CheckVerdict]) -> str:
@@ -462,9 +475,10 @@ def shortfalls(results: Iterable[CheckVerdict], request: CheckRequest) -> list[S
     results = [*results]
     empty = [result.check for result in results if request.strict and result.unexplained and result.check not in FATAL]
     rows = [Shortfall(f"checks: {', '.join(empty)}", len(empty), len(results), EXPLAIN)] if empty else []
-    faked = [result.check for result in results if result.reason == NO_FAKE_KERNEL and not result.finding]
-    if faked:
-        rows.append(Shortfall(f"checks: {', '.join(faked)}", len(faked), len(results), NO_FAKE_KERNEL))
+    for reason in (NO_FAKE_KERNEL, DETACHED):
+        lacking = [one.check for one in results if reason in (one.reason, one.refusal) and not one.finding]
+        if lacking:
+            rows.append(Shortfall(f"checks: {', '.join(lacking)}", len(lacking), len(results), reason))
     return rows + [
         Shortfall(
             f"inputs of {result.check}",

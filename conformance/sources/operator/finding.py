@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,14 +22,14 @@ from conformance.program.model import Program, ProgramError
 from conformance.program.reduce import CALL_PASSES, reduce_program
 from conformance.program.steps.op import Json, Step, decode
 from conformance.sources.operator import calls as kinds
-from conformance.sources.operator.calls import DrawnCall, note_of
+from conformance.sources.operator.calls import DrawnCall, conjugate_view, negative_view, note_of
 from conformance.sources.operator.checks import REFUSED, Examination
 from conformance.sources.operator.examine import ComparedCall, examined
 from conformance.sources.operator.inputs import described_sizes, smaller_inputs
 from conformance.sources.operator.subject import TAKEN, by_finding_name
 from conformance.sources.operator.table import CHECKS
 from conformance.sources.operator.verdict import Difference
-from conformance.standalone.moving import tensors
+from conformance.standalone.moving import map_leaves, tensors
 from conformance.standalone.observation import tensors_by_name
 from conformance.standalone.oracles import Mismatch
 
@@ -69,6 +70,43 @@ def variables(call: DrawnCall, taken: Collection[str] = ()) -> dict[str, str]:
     return {name: known[id(tensor)] for name, tensor in tensors_by_name(by_finding_name(call.values)).items()}
 
 
+class LazyView(NamedTuple):
+    """A view whose elements torch changes when it reads them: whether a tensor is one, the view with the values of a
+    plain tensor, and its expression in a script."""
+
+    holds: Callable[[torch.Tensor], bool]
+    view: Callable[[torch.Tensor], torch.Tensor]
+    text: str
+
+
+LAZY_VIEWS = (
+    LazyView(torch.is_conj, conjugate_view, "{0}.conj_physical().conj()"),
+    LazyView(torch.is_neg, negative_view, "torch._neg_view(-{0})"),
+)
+
+
+def lazy_views(call: DrawnCall) -> dict[str, LazyView]:
+    """Return the lazy views among the tensors of a call, by name."""
+    named = tensors_by_name(call.values).items()
+    return {name: lazy for name, one in named for lazy in LAZY_VIEWS if lazy.holds(one)}
+
+
+def without_lazy_views(call: DrawnCall) -> DrawnCall:
+    """Return the call on the same values, in memory that has them as they are: no program holds a lazy view."""
+
+    def resolved(leaf: Any) -> Any:
+        lazy = isinstance(leaf, torch.Tensor) and any(one.holds(leaf) for one in LAZY_VIEWS)
+        return leaf.resolve_conj().resolve_neg() if lazy else leaf
+
+    return call.on(map_leaves(call.values, resolved))
+
+
+def with_lazy_views(call: DrawnCall, lazy: Mapping[str, LazyView]) -> DrawnCall:
+    """Return the call with these tensors as lazy views of the same values."""
+    views = {id(one): lazy[name].view for name, one in tensors_by_name(call.values).items() if name in lazy}
+    return call.on(map_leaves(call.values, lambda leaf: views[id(leaf)](leaf) if id(leaf) in views else leaf))
+
+
 def call_of(program: Program, call: DrawnCall) -> DrawnCall:
     """Return the call that a program writes, with the names of another call."""
     (step,), env, cpu = program.steps, make_inputs(program), torch.device("cpu")
@@ -86,15 +124,20 @@ def minimized(trial: Examination, finding: Difference, seconds: float = SECONDS)
     if _is_right_alone(trial, finding):
         return replace(finding, recurs=False)
     try:
-        program = program_of(finding.call)
+        program = program_of(without_lazy_views(finding.call))
     except Unwritable:
         return finding
     smallest = finding
     bound = trial.operator.bound
+    lazy = lazy_views(finding.call)
+
+    def call_again(candidate: Program) -> DrawnCall | None:
+        """Return the call of a smaller program, with the lazy views of the original one."""
+        return restated(trial, with_lazy_views(call_of(candidate, finding.call), lazy), finding.call)
 
     def fails(candidate: Program) -> bool:
         nonlocal smallest
-        call = restated(trial, call_of(candidate, finding.call), finding.call)
+        call = call_again(candidate)
         assert call is not None
         args, kwargs = call.arguments()
         if not _keeps(call, finding.call) or bound(args, kwargs) is None:
@@ -110,16 +153,16 @@ def minimized(trial: Examination, finding: Difference, seconds: float = SECONDS)
         return False
 
     def allowed(candidate: Program) -> Program | None:
-        if _valid(candidate) is None or restated(trial, call_of(candidate, finding.call), finding.call) is None:
+        if _valid(candidate) is None or call_again(candidate) is None:
             return None
         return candidate
 
     def smaller_sizes(candidate: Program) -> Iterator[Program]:
-        call = restated(trial, call_of(candidate, finding.call), finding.call)
+        call = call_again(candidate)
         if trial.description is not None and call is not None:
             for values in smaller_inputs(trial.description, call.values, dict(call.sizes)):
                 with contextlib.suppress(Unwritable):
-                    yield program_of(call.on(values))
+                    yield program_of(without_lazy_views(call.on(values)))
 
     until = time.time() + seconds
     reduce_program(
@@ -178,7 +221,7 @@ def _keeps(call: DrawnCall, before: DrawnCall) -> bool:
     if before.kind == kinds.SCALARS:
         return any(not tensor.dim() for tensor in inputs)
     if before.kind in (kinds.STRIDED, kinds.OVERLAP):
-        return any(not tensor.is_contiguous() or tensor.storage_offset() for tensor in inputs)
+        return any(not one.is_contiguous() or one.storage_offset() or one.is_conj() for one in inputs)
     if before.kind == kinds.MIXED:
         return len({tensor.dtype for tensor in inputs}) >= len({tensor.dtype for tensor in tensors(before.values)})
     return before.has_empty or not call.has_empty

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import ast
 import textwrap
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Any
-
-import torch
 
 from conformance.engine.loading import describe_target
 from conformance.program.capture import Unwritable
@@ -22,13 +20,12 @@ from conformance.record.sentences import ELEMENTS, LONGEST, sentence
 from conformance.sources.operator.calls import DrawnCall
 from conformance.sources.operator.checks import PROCEDURES, Examination, checked_call, other_sizes, renewed
 from conformance.sources.operator.devices import loaded
-from conformance.sources.operator.finding import program_of, variables
+from conformance.sources.operator.finding import lazy_views, program_of, variables, without_lazy_views
 from conformance.sources.operator.subject import by_finding_name
 from conformance.sources.operator.table import CHECKS, FATAL
 from conformance.sources.operator.verdict import Difference
 from conformance.standalone import derivative_checks, device, operator_checks, script_end, transform_checks
-from conformance.standalone.moving import map_leaves, tensors
-from conformance.standalone.observation import tensors_by_name
+from conformance.standalone.moving import tensors
 from conformance.standalone.operator_checks import PROCESS, CheckedCall, of_result
 from conformance.standalone.script import MARKER, carried, defined, inert, load, own_name
 from conformance.standalone.tensor_source import NoSource, input_lines
@@ -141,28 +138,11 @@ def input_function(name: str, call: DrawnCall, taken: Collection[str]) -> list[s
     return [f"def {name}():", *(f"    {line}" for line in lines), f"    return {{{items}}}"]
 
 
-LAZY_VIEWS: tuple[tuple[Callable[[torch.Tensor], bool], str], ...] = (
-    (torch.is_conj, "{0}.conj_physical().conj()"),
-    (torch.is_neg, "torch._neg_view(-{0})"),
-)
-"""Views whose elements torch changes when it reads them, with the expression of such a view with the same values."""
-
-
-def without_lazy_views(call: DrawnCall) -> DrawnCall:
-    """Return the call on the same values, in memory that has them as they are."""
-
-    def resolved(leaf: Any) -> Any:
-        lazy = isinstance(leaf, torch.Tensor) and any(is_lazy(leaf) for is_lazy, _ in LAZY_VIEWS)
-        return leaf.resolve_conj().resolve_neg() if lazy else leaf
-
-    return call.on(map_leaves(call.values, resolved))
-
-
 def lazy_view_lines(call: DrawnCall, taken: Collection[str]) -> list[str]:
     """Return the lines that turn the inputs of `without_lazy_views` into the views of the call."""
-    inputs, names = tensors_by_name(by_finding_name(call.values)), variables(call, taken)
-    forms = ((names[where], form) for where, one in inputs.items() for is_lazy, form in LAZY_VIEWS if is_lazy(one))
-    return [f"{variable} = {form.format(variable)}" for variable, form in forms]
+    names = variables(call, taken)
+    views = lazy_views(call.on(by_finding_name(call.values)))
+    return [f"{names[where]} = {lazy.text.format(names[where])}" for where, lazy in views.items()]
 
 
 def call_of_other_sizes(trial: Examination, finding: Difference) -> DrawnCall | None:

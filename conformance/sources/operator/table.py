@@ -41,7 +41,7 @@ CHECKS: Mapping[str, Check] = {
     ),
     "overlap": Check("a write to elements that share memory is refused, or that of the reference", "overlap"),
     "declared": Check("each write that the schema declares happens in some call", "declared"),
-    "negative": Check("negative views of inputs, as from `x.conj().imag`, give the same", "compare", usual=False),
+    "negative": Check("negative views of inputs, as from `x.conj().imag`, give the same", "compare"),
     "distribution": Check("results of a random operator have the reference's distribution", "distribution"),
     "accuracy": Check("errors in ulp are at most 4 times torch CPU's, for operators with such a rule", "accuracy"),
     "writes": Check("no byte outside of the operands changes", "guard"),

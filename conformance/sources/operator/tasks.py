@@ -113,7 +113,7 @@ def run(target: str, case: OperatorCase) -> Result:
     if not verdict.compared:
         return case.result(Outcome.SKIP, skipped=1, reason=verdict.reason, late=verdict.late)
     seconds, late = time.perf_counter() - begin, verdict.late
-    return case.result(Outcome.PASS, samples=verdict.compared, reason=verdict.reason, seconds=seconds, late=late)
+    return case.result(Outcome.PASS, samples=verdict.compared, reason=verdict.said, seconds=seconds, late=late)
 
 
 def _failed(case: OperatorCase, verdict: CheckVerdict) -> Result:

@@ -38,8 +38,9 @@ class Difference:
 class CheckVerdict:
     """The outcome of one check: the calls that it compared, the reason if it was not judged or is excluded, and the
     difference if there is one. `others` counts further calls with a difference, and `late` the calls that were not
-    judged since `limit`, an argument of `conformance.check`, was reached; `reason` then says so. `sizes` are those of
-    the calls that it compared."""
+    judged since `limit`, an argument of `conformance.check`, was reached; `reason` then says so. `refused` counts the
+    calls without an answer to compare beside those with one, for example since the operator refuses strided inputs, and
+    `refusal` is the first reason. `sizes` are those of the calls that it compared."""
 
     check: str
     compared: int = 0
@@ -50,11 +51,19 @@ class CheckVerdict:
     late: int = 0
     limit: str = "budget"
     sizes: str = field(default="", compare=False)
+    refused: int = 0
+    refusal: str = ""
 
     @property
     def unexplained(self) -> bool:
         """Whether nothing was compared, and nothing but the lack of a call is the reason."""
         return not (self.compared or self.finding or self.excluded) and self.reason in ("", NOT_SHOWN)
+
+    @property
+    def said(self) -> str:
+        """Why calls were not judged, in words: `3 of 8 calls: the operator refuses them: ...`."""
+        some = f"{self.refused} of {self.compared + self.refused} calls: {self.refusal}" if self.refused else ""
+        return "; ".join(filter(None, (self.reason, some)))
 
 
 class Verdicts(Sequence[CheckVerdict]):
@@ -91,6 +100,8 @@ class Verdicts(Sequence[CheckVerdict]):
                     "check": row.check,
                     "compared": row.compared,
                     "late": row.late,
+                    "refused": row.refused,
+                    "refusal": row.refusal,
                     "sizes": row.sizes,
                     "reason": row.reason,
                     "excluded": row.excluded,
@@ -118,7 +129,7 @@ class WrongOperator(AssertionError):
 
 def columns_of(row: CheckVerdict) -> tuple[str, str, str, str]:
     """Return a verdict as a row of the table."""
-    said = f"excluded: {row.reason}" if row.excluded else row.reason
+    said = f"excluded: {row.reason}" if row.excluded else row.said
     return row.check, str(row.compared), row.sizes, "WRONG" if row.finding else said
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,9 @@ import torch
 
 import conformance
 from conformance.record.errors import UsageError
+from conformance.sources.operator.examine import CheckRequest, examination, verdicts
+from conformance.sources.operator.table import CHECKS
+from tests.planted import kernels
 
 MATRIX = {"x": "float32[n, m]", "sizes": {"n": "1..9", "m": "1..30"}}
 SEEDS = itertools.count()
@@ -141,9 +145,15 @@ class TestRefusals:
         def fails_for_strides(x):
             return x.view(-1).view(x.shape) * 2
 
-        request = {"reference": lambda x: x * 2, "inputs": MATRIX}
-        found = {row.check: row for row in conformance.check(dense_only, **request)}
+        request = {"reference": lambda x: x * 2, "inputs": MATRIX, "checks": ["layouts", "repetition", "gradients"]}
+        verdicts = conformance.check(dense_only, **request)
+        found = {row.check: row for row in verdicts}
         assert found["layouts"].compared < 6  # the contiguous ones
+        for name in ("layouts", "repetition"):
+            assert found[name].refused and "NotImplementedError: dense inputs only" in found[name].refusal
+            assert f" {found[name].refused} of {found[name].refused + found[name].compared} calls: " in str(verdicts)
+        row = next(row for row in json.loads(verdicts.as_json())["checks"] if row["check"] == "layouts")
+        assert row["refused"] == found["layouts"].refused and row["refusal"] == found["layouts"].refusal
         with pytest.raises(AssertionError, match="layouts: "):
             conformance.check(fails_for_strides, **request)
 
@@ -172,6 +182,74 @@ class TestRefusals:
         assert found["values"].compared and "the operator refuses them: AssertionError" in found["dtypes"].reason
         with pytest.raises(AssertionError, match="dtypes: "):
             conformance.check(lambda x: x.float().relu(), like=torch.relu, checks=["values", "dtypes"])
+
+
+class _Detached(torch.autograd.Function):
+    """Its backward is a kernel that autograd does not see."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * ctx.saved_tensors[0].detach() * grad.detach()
+
+
+def test_a_detached_gradient_is_named():
+    """Torch leaves it out of a second derivative without a word, so the verdict has one. In a process of its own."""
+    code = (
+        "import warnings, conformance\n"
+        "from tests.sources.operator.test_honest_options import MATRIX, _Detached\n"
+        "warnings.simplefilter('error')\n"
+        "request = {'reference': lambda x: x * x, 'inputs': MATRIX, 'checks': ['gradients', 'second']}\n"
+        "for strict in (False, True):\n"
+        "    try: conformance.check(lambda x: _Detached.apply(x), **request, strict=strict)\n"
+        "    except (UserWarning, AssertionError) as said: print(type(said).__name__, said)\n"
+    )
+    line, root = [sys.executable, "-c", code], Path(__file__).parents[3]
+    done = subprocess.run(line, cwd=root, capture_output=True, text=True, check=False)
+    first, second = done.stdout.splitlines()
+    assert first.startswith("UserWarning Not judged: 1 of 2 checks: second (its gradient is detached, so torch leaves")
+    assert second.startswith("WrongOperator Not judged: ") and "once_differentiable" in second
+
+
+class TestNegativeViews:
+    """Torch negates their elements when it reads them, as those of `x.conj().imag`."""
+
+    def test_a_function_by_address_reads_them_without_their_sign(self):
+        """The verdict says so, and fails if the user asks for the check."""
+        request = {"reference": torch.nn.functional.silu, "inputs": {"x": "float32[n]", "sizes": {"n": "1..9"}}}
+        trial = CheckRequest(kernels.negative, **request, exclude=dict.fromkeys(NO_COMPARISON, "another check"))
+        found = {row.check: row for row in verdicts(examination(trial), trial)}
+        assert not found["negative"].compared and "without their sign" in found["negative"].reason
+        assert found["values"].compared and not any(row.finding for row in found.values())
+        with pytest.raises(AssertionError, match=r"negative: result\[0\] should be ") as error:
+            conformance.check(kernels.negative, **request, checks=["negative"])
+        assert "x = torch._neg_view(-x)" in str(error.value) and "torch.ones(1)" in str(error.value)  # and it is small
+
+    def test_numpy_has_none(self):
+        """Its error is a refusal."""
+        request = {"reference": torch.relu, "inputs": {"x": "float32[n]", "sizes": {"n": "1..9"}}}
+        found = conformance.check(kernels.right_numpy, **request, checks=["values", "negative"])
+        row = next(row for row in found if row.check == "negative")
+        assert "Can't call numpy() on Tensor that has negative bit set" in row.reason
+
+    def test_a_conjugate_view_is_shrunk(self):
+        """The script has one element."""
+
+        def by_address(x):
+            flat = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage(), x.storage_offset(), x.shape, x.stride())
+            return flat * 2
+
+        inputs = {"x": "complex64[n, m]", "sizes": {"n": "1..9", "m": "1..9"}}
+        with pytest.raises(AssertionError, match=r"layouts: result\[0, 0\] should be ") as error:
+            conformance.check(by_address, reference=lambda x: x * 2, inputs=inputs, checks=["layouts"])
+        assert "x = x.conj_physical().conj()" in str(error.value) and ".view(1, 1)" in str(error.value)
+
+
+NO_COMPARISON = [name for name, check in CHECKS.items() if check.usual and check.procedure != "compare"]
 
 
 def test_an_operator_without_a_fake_kernel_is_named():
