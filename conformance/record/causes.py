@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from conformance.record.finding import shown_by
+from conformance.record.names import OPERATOR
 from conformance.record.patterns import base_operator, blamed_operator, by_culprit, pattern_of
 from conformance.record.result import BROKEN, TABLES, Outcome, Result, counted, severity
 from conformance.record.upstream import UNKNOWN
@@ -48,7 +49,9 @@ class Cause:
     @property
     def seen(self) -> str:
         """The numbers of results by kind: `3 findings, 12 op_db cases`. The cases of a command with a table of its own,
-        such as the operators of a script, are just cases."""
+        such as the operators of a script, are just cases, and those of an operator are its checks, by name."""
+        if all(result.layout == OPERATOR for result in self.results):
+            return f"{counted(len(self.results), 'check')}: {', '.join(result.variant for result in self.results)}"
         kinds = Counter(
             "finding" if result.finding is not None else "case" if result.layout in TABLES else "op_db case"
             for result in self.results
@@ -80,6 +83,8 @@ def pattern_of_result(result: Result) -> str:
         return ""
     if result.repro is not None:
         return f"{result.op}: {result.repro.title}"
+    if result.failures[0].cause:
+        return f"{result.failures[0].cause} of {result.op}"
     wrong, first = min(
         ((shown_by(failure), failure) for failure in result.failures),
         key=lambda pair: severity(result.replace(failures=(pair[1],))),

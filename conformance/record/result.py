@@ -87,7 +87,8 @@ class Failure:
 
     `values` holds rows (index, expected, actual, differs) of the compared tensor around the first difference; `layouts`
     maps "expected" and "actual" to (size, stride, storage_offset, storage elements). `cut` says that a limit of time
-    ended the search for a smaller script. `culprit` is that of its smallest program (`finding.Finding.culprit`).
+    ended the search for a smaller script. `culprit` is that of its smallest program (`finding.Finding.culprit`), and
+    `cause` the check of an operator whose difference explains this one.
     """
 
     oracle: str
@@ -102,6 +103,7 @@ class Failure:
     layouts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     cut: bool = False
     culprit: str = ""
+    cause: str = ""
 
     @classmethod
     def of(cls, value: Any, **more: Any) -> Failure:

@@ -46,6 +46,18 @@ class TestOneCause:
         (cause,) = causes_of([case("mm", Failure("value", "r", "1", "2")).replace(layout="trace")])
         assert cause.seen == "1 case"
 
+    def test_checks_of_an_operator(self) -> None:
+        """Each had a heading of its own, though one fault shows in many."""
+        wrong = [("values", "values"), ("gradients", "values"), ("vmap", "vmap")]
+        found = [
+            result("f", Outcome.FAIL, failed=1, failures=(Failure(check, "result", "1", "2", cause=cause),)).replace(
+                layout="operator", variant=check
+            )
+            for check, cause in wrong
+        ]
+        causes = {cause.pattern: cause.seen for cause in causes_of(found)}
+        assert causes == {"values of f": "2 checks: gradients, values", "vmap of f": "1 check: vmap"}
+
     def test_two_patterns_are_two_causes(self) -> None:
         causes = causes_of(
             [program("t"), program("relu", "value of relu"), case("add", Failure("value", "r", "1", "2"))]

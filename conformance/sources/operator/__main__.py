@@ -12,9 +12,11 @@ import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from conformance.record.causes import causes_of
 from conformance.record.errors import UsageError
 from conformance.record.names import OPERATOR, TORCH_CPU
 from conformance.record.result import Outcome, Result, Run
+from conformance.record.sentences import headline
 from conformance.record.shortfall import Shortfall
 from conformance.run import options, scripts
 from conformance.run.messages import Limits
@@ -85,6 +87,12 @@ class Operators(MeasuredCases):
     def worst(self, run: Run) -> Sequence[Result]:
         """See `MeasuredCases.worst`."""
         return run.unexpected
+
+    def summarize(self, session: Session, run: Run) -> None:
+        """See `MeasuredCases.summarize`. Print one line for each cause, with the checks that show it."""
+        super().summarize(session, run)
+        for cause in causes_of(run.unexpected):
+            session.print(f"cause: {cause.pattern}: {headline(cause.results[0])} ({cause.seen})")
 
     def rows(self) -> Iterable[str]:
         """See `MeasuredCases.rows`."""

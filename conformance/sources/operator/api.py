@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from conformance.record.errors import UsageError
+from conformance.sources.operator.causes import also_in, by_cause
 from conformance.sources.operator.examine import (
     BUDGET,
     SECONDS,
@@ -21,7 +22,6 @@ from conformance.sources.operator.examine import (
 from conformance.sources.operator.finding import SECONDS as LONGEST
 from conformance.sources.operator.finding import minimized
 from conformance.sources.operator.script import headline, script
-from conformance.sources.operator.table import CHECKS, FATAL
 from conformance.sources.operator.verdict import Verdicts, WrongOperator
 
 SHORTEST = 3.0
@@ -97,11 +97,13 @@ def check(
     result = Verdicts(
         verdicts(trial, request, left), trial.operator.name, trial.reference.name, trial.device, request.seed
     )
-    by_check = {each.check: each.finding for each in reversed(result) if each.finding}
-    if by_check:
-        first, *others = sorted(by_check, key=[*FATAL, *CHECKS].index)
-        small = minimized(trial, by_check[first], min(max(left.left, SHORTEST), LONGEST))
-        also = [f"# Also {headline(by_check[name])}" for name in CHECKS if name in others]
+    if groups := by_cause(trial, [each.finding for each in reversed(result) if each.finding]):
+        result = result.with_causes(groups)
+        (first, *_), *others = groups.values()
+        small = minimized(trial, first, min(max(left.left, SHORTEST), LONGEST))
+        also = [f"# {said[0].upper()}{said[1:]}"] if (said := also_in(next(iter(groups.values())))) else []
+        for group in others:
+            also.append("# Also " + "; ".join(filter(None, (headline(group[0]), also_in(group)))))
         also += [f"# {said}"] if (said := unfinished(result, request, small)) else []
         raise WrongOperator("\n".join(["", script(trial, small, carry=False).rstrip("\n"), *also]), result)
     late = unfinished(result, request)

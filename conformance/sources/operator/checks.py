@@ -46,7 +46,7 @@ class Examination:
     is the spec of the target on which the operator runs; empty for torch CPU. The reference runs there as well, in a
     process of its own, if `reference_on_device`. `forbidden` are full names of operators that the operator may not
     call. `description` is the user's of the inputs; None for samples of op_db. `scales`, `ties` and `random` are those
-    of `CheckedCall`."""
+    of `CheckedCall`. A `signless` operator may read negative views without their sign."""
 
     operator: Operator
     reference: Operator
@@ -60,6 +60,7 @@ class Examination:
     scales: bool = True
     ties: bool = False
     random: bool = False
+    signless: bool = False
 
 
 def checked_call(trial: Examination, call: DrawnCall) -> CheckedCall:

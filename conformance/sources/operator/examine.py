@@ -244,8 +244,10 @@ def completed(trial: Examination, request: CheckRequest, device: str, forbidden:
     trial.plan.calls = [
         call for call in trial.plan.calls if call.note not in request.exclude and (negative or call.kind != NEGATIVE)
     ]
+    asked = not {*usual(request.batch, request.forbid)} <= {*request.chosen()}
     return replace(
         trial,
+        signless=trial.operator.overload is None and not asked,
         device=device,
         forbidden=forbidden,
         reference_on_device=request.reference_on_device,
@@ -367,6 +369,11 @@ class Judging:
         deaths = [known[name].finding for name in FATAL if name in known and CHECKS[name].procedure != procedure]
         return result if result.finding or not deaths else replace(result, finding=deaths[0])
 
+    def is_found(self, check: str) -> bool:
+        """Whether a check of the request finds a difference of its own."""
+        asked = check in self.request.chosen() and check not in self.request.exclude
+        return asked and (finding := self.verdict(check).finding) is not None and finding.check == check
+
     def nothing_compared(self) -> str:
         """Return the sentence about an operator of which no call was compared; "" if one was. Runs as many checks as it
         needs to know."""
@@ -418,10 +425,10 @@ def _verdicts(
     excused = dict[int, str]()
     for item in examined(trial, name, calls, request.seconds, share):
         if isinstance(item, ComparedCall):
-            outcomes.append(item._replace(reason=excused.get(id(item.call), item.reason)))
+            outcomes.append(item)
         elif item.check in INCOMPARABLE and item.check in request.exclude:
             excused[id(item.call)] = f"the {item.check} differs, which is excluded, so its values cannot be compared"
-        elif item.check == NEGATIVE and request.checks is None and trial.operator.overload is None:
+        elif item.check == NEGATIVE and trial.signless:
             excused[id(item.call)] = NO_SIGN
         else:
             # Values of another dtype or shape are not compared, so a check of values alone must not pass.
@@ -431,10 +438,9 @@ def _verdicts(
     survives = not {*FATAL} & {*by_check}
     for check in dict.fromkeys((*checks, *(each for each in FATAL if each not in request.exclude))):
         mine = [one for one in outcomes if check == one.kind or check not in EVERY] if check in checks else []
-        reasons, sizes = (
-            [one.reason for one in mine],
-            sizes_of([one.call for one in mine if one.call and not one.reason]),
-        )
+        # The values of a call may be excused, and its other facts, such as written inputs, judged.
+        reasons = [excused.get(id(one.call), one.reason) if check == one.kind else one.reason for one in mine]
+        sizes = sizes_of([one.call for one, reason in zip(mine, reasons) if one.call and not reason])
         if check in by_check:
             first = min(by_check[check], key=lambda difference: position[id(difference.call)])
             others = len(by_check[check]) - 1

@@ -117,6 +117,7 @@ def run(target: str, case: OperatorCase) -> Result:
 
 
 def _failed(case: OperatorCase, verdict: CheckVerdict) -> Result:
+    from conformance.sources.operator.causes import cause_of
     from conformance.sources.operator.examine import inputs_shown
     from conformance.sources.operator.finding import minimized
     from conformance.sources.operator.script import script
@@ -124,7 +125,15 @@ def _failed(case: OperatorCase, verdict: CheckVerdict) -> Result:
     assert verdict.finding is not None
     trial = _judging(case.subject).trial
     small = minimized(trial, verdict.finding)
-    more = {"oracle": small.check, "call": inputs_shown(small.call), "script": script(trial, small), "cut": small.cut}
+    # Of the call as it was drawn: a small one may have values at which a fault does not show, such as 0.
+    cause = cause_of(trial, verdict.finding, _judging(case.subject).is_found)
+    more = {
+        "cause": cause,
+        "oracle": small.check,
+        "call": inputs_shown(small.call),
+        "script": script(trial, small),
+        "cut": small.cut,
+    }
     failure = Failure.of(small.mismatch, **more)
     dies = {"crash": Outcome.CRASH, "hang": Outcome.TIMEOUT}.get(small.check, Outcome.FAIL)
     count = verdict.others + 1

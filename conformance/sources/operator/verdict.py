@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from typing import Any
 
@@ -25,13 +25,15 @@ COLUMNS = ("check", "calls", "sizes", "not judged")
 @dataclass(frozen=True)
 class Difference:
     """A difference under the name of a check, in a call of the plan. `recurs` is False if the same call shows none
-    when no call precedes it. `cut` says that a limit of time ended the search for a smaller call."""
+    when no call precedes it. `cut` says that a limit of time ended the search for a smaller call, and `cause` is the
+    check whose difference explains this one, if that is known (`causes`)."""
 
     check: str
     mismatch: Mismatch
     call: DrawnCall
     recurs: bool = True
     cut: bool = False
+    cause: str = ""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,18 @@ class Verdicts(Sequence[CheckVerdict]):
     def __len__(self) -> int:
         return len(self.rows)
 
+    def with_causes(self, groups: Mapping[str, Sequence[Difference]]) -> Verdicts:
+        """Return the verdicts whose differences have their causes: `groups` are the differences by cause."""
+        known = {(one.check, id(one.call)): cause for cause, group in groups.items() for one in group}
+
+        def explained(row: CheckVerdict) -> CheckVerdict:
+            if row.finding is None:
+                return row
+            cause = known.get((row.finding.check, id(row.finding.call)), row.finding.check)
+            return replace(row, finding=replace(row.finding, cause=cause))
+
+        return Verdicts(map(explained, self.rows), self.operator, self.reference, self.device, self.seed)
+
     def __str__(self) -> str:
         head = f"{self.operator} against {self.reference}, on {self.device}, seed {self.seed}"
         lines = [COLUMNS, *map(columns_of, self.rows)]
@@ -106,6 +120,7 @@ class Verdicts(Sequence[CheckVerdict]):
                     "reason": row.reason,
                     "excluded": row.excluded,
                     "difference": str(row.finding.mismatch) if row.finding else "",
+                    "cause": row.finding.cause if row.finding else "",
                 }
                 for row in self.rows
             ],
@@ -130,7 +145,10 @@ class WrongOperator(AssertionError):
 def columns_of(row: CheckVerdict) -> tuple[str, str, str, str]:
     """Return a verdict as a row of the table."""
     said = f"excluded: {row.reason}" if row.excluded else row.said
-    return row.check, str(row.compared), row.sizes, "WRONG" if row.finding else said
+    if row.finding:
+        cause = row.finding.cause
+        said = "WRONG" + f", as {cause}" * (cause not in ("", row.check))
+    return row.check, str(row.compared), row.sizes, said
 
 
 def laid_in_columns(line: tuple[str, str, str, str], widths: Sequence[int]) -> str:

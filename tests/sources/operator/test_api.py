@@ -45,7 +45,8 @@ def test_a_lie_raises_its_script():
         conformance.check(**LIES["values"], checks=[*SOME, "blocks", "accuracy"])
     text = str(error.value).strip()
     compile(text, "script", "exec")
-    assert text.startswith('"""values: result should be') and "# Also blocks: " in text
+    assert text.startswith('"""values: result should be')
+    assert "# The same fault shows in 3 other checks: layouts, blocks, accuracy" in text and "# Also" not in text
     assert "import tests.planted.kernels  # registers the operator" in text
 
 

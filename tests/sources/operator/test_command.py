@@ -49,6 +49,7 @@ def test_a_lie_fails_the_run(tmp_path, capfd):
     code = main([*words, "--checks", "structure,values", "--exclude", "values=known", "--reports", str(tmp_path)])
     out = capfd.readouterr().out
     assert code == 1 and "not judged: values: known" in out and "3 passed, 1 failed" in out
+    assert "cause: structure of tests.planted.kernels.structure: " in out and "(1 check: structure)" in out
     result = next(one for one in model.load(tmp_path / "operator.json").results if one.outcome is Outcome.FAIL)
     assert (result.op, result.variant, result.alone) == ("tests.planted.kernels.structure", "structure", SHOWS)
     page = (tmp_path / "operator.html").read_text()
