@@ -11,10 +11,12 @@ worthless. One that seeds a generator or leaves autograd off changes the user's 
 from __future__ import annotations
 
 import builtins
+import ctypes
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import is_not
 from typing import Any
 
 import torch
@@ -35,6 +37,14 @@ REPLACEABLE: Mapping[str, Any] = {
     "time": time,
 }
 """Modules and classes whose functions a call must not replace: those with which it may be compared, or timed."""
+
+NAMES = [
+    (home, vars(base)) for home, owner in REPLACEABLE.items() for base in reversed(getattr(owner, "__mro__", (owner,)))
+]
+"""Their names, which change with them, base classes first."""
+
+ANY, CALLABLE, MAP, ZIP = any, callable, map, zip
+"""Builtins that compare states: a call may have replaced them."""
 
 WRAPPED_BY_DYNAMO = "torch.manual_seed"
 """A function that torch itself replaces when it imports Dynamo, as the first call of a custom operator does."""
@@ -58,6 +68,12 @@ MODES: Mapping[str, Callable[[], Any]] = {
 """Settings of torch that hold beyond a call. torch does not tell `set_flush_denormal`, so the last one tries it."""
 
 
+def torch_state() -> bytes:
+    """Return the state of torch's generator on the CPU."""
+    state = torch.get_rng_state()
+    return ctypes.string_at(state.data_ptr(), state.numel())
+
+
 def numpy_state() -> Any:
     """Return the state of numpy's generator, which must be imported."""
     state = sys.modules["numpy"].random.get_state()
@@ -65,7 +81,7 @@ def numpy_state() -> Any:
 
 
 GENERATORS: Mapping[str, Callable[[], Any]] = {
-    "torch's random generator": lambda: bytes(torch.get_rng_state().tolist()),
+    "torch's random generator": torch_state,
     "Python's random generator": sys.modules["random"].getstate,
     "numpy's random generator": numpy_state,
 }
@@ -78,9 +94,11 @@ MOST_FUNCTIONS = 100
 
 @dataclass(frozen=True)
 class GlobalState:
-    """What a call must leave as it was, by name: objects that must stay the same ones, settings that must stay equal,
-    and states of generators, which are too long to show."""
+    """What a call must leave as it was, by name: the names of modules and classes, each with its objects in order, and
+    other objects, which must all stay the same ones; settings that must stay equal; and states of generators, which are
+    too long to show."""
 
+    owners: Sequence[tuple[str, Mapping[str, Any]]]
     objects: Mapping[str, Any]
     settings: Mapping[str, Any]
     generators: Mapping[str, Any]
@@ -89,16 +107,13 @@ class GlobalState:
 def global_state(function: Any) -> GlobalState:
     """Return the state of this process. The code of a function and of those below it is a part of it."""
     objects: dict[str, Any] = {}
-    for home, owner in REPLACEABLE.items():
-        for base in reversed(getattr(owner, "__mro__", (owner,))):  # a method of a base class may be replaced below it
-            objects |= {f"{home}.{name}": value for name, value in vars(base).items() if callable(value)}
-    objects.pop(WRAPPED_BY_DYNAMO)
+    owners = [(home, dict(names)) for home, names in NAMES]
     for one in functions_below(function):
         parts = {"code": one.__code__, "defaults": one.__defaults__, "keyword defaults": one.__kwdefaults__}
         objects |= {f"the {part} of {one.__qualname__}": value for part, value in parts.items()}
     known = {name: read for name, read in GENERATORS.items() if "numpy" not in name or "numpy" in sys.modules}
     return GlobalState(
-        objects, {name: read() for name, read in MODES.items()}, {name: read() for name, read in known.items()}
+        owners, objects, {name: read() for name, read in MODES.items()}, {name: read() for name, read in known.items()}
     )
 
 
@@ -114,10 +129,20 @@ def compare_states(before: GlobalState, after: GlobalState) -> dict[str, tuple[s
         for name, value in before.generators.items()
         if after.generators[name] != value
     }
+    was, now = dict(before.objects), dict(after.objects)
+    # 3,000 objects are compared after each call, so the usual answer, that none has changed, must be quick.
+    changed = [
+        home
+        for (home, old), (_, new) in ZIP(before.owners, after.owners)
+        if old.keys() != new.keys() or ANY(MAP(is_not, old.values(), new.values()))
+    ]
+    for known, owners in ((was, before.owners), (now, after.owners)):
+        for home, objects in owners:
+            if home in changed:  # with its base classes: the method of one may be replaced below it
+                known |= {f"{home}.{name}": value for name, value in objects.items() if CALLABLE(value)}
+    was.pop(WRAPPED_BY_DYNAMO, None)
     return found | {
-        name: ("the one before the call", "another one")
-        for name, value in before.objects.items()
-        if after.objects.get(name) is not value
+        name: ("the one before the call", "another one") for name, value in was.items() if now.get(name) is not value
     }
 
 

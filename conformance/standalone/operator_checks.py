@@ -225,13 +225,22 @@ def double_inputs(*parts: Any) -> Any:
 def observe_changes(call: CheckedCall, role: str) -> tuple[Observation, dict[str, tuple[str, str]]]:
     """Call the operator or the reference, as `role` says. Return the answer, and the changes of the global state."""
     assert call.reference is not None
-    torch.manual_seed(SEED)  # as `observe_call` does before the call
+    seed_generators(SEED)  # as `observe_call` does before the call
     before = global_state(call.reference)
     if role == "reference":
         seen = observe_call(call.reference, call.inputs)
     else:
         seen = observe_where_it_runs(call, call.inputs)
     return seen, compare_states(before, global_state(call.reference))
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the generators of torch. Without an accelerator, `torch.manual_seed` notes the call for three kinds of them,
+    each time with the text of the stack, which takes longer than a small call."""
+    if torch.accelerator.current_accelerator() is None:
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
 
 
 def observe_call(
@@ -246,7 +255,7 @@ def observe_call(
     try:
         given = conditions.send(inputs())
         versions = versions_of(given)
-        torch.manual_seed(SEED)
+        seed_generators(SEED)
         with conditions.active():
             result = around(function, given)
     except Exception as raised:
@@ -942,7 +951,7 @@ def call_with_grad(function: Function, inputs: dict[str, Any]) -> Any:
 
 def call_after_another_seed(function: Function, inputs: dict[str, Any]) -> Any:
     """Make the call after another seed than that of all other calls."""
-    torch.manual_seed(SEED + 1)
+    seed_generators(SEED + 1)
     return call_plainly(function, inputs)
 
 

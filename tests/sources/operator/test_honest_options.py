@@ -164,7 +164,8 @@ class TestRefusals:
             "import conformance, torch\n"
             "doubled = lambda x: x * 2 if x.numel() else torch.empty(x.shape)\n"
             "inputs = {'x': 'float32[n, m]', 'sizes': {'n': '0..9', 'm': '1..30'}}\n"
-            "found = conformance.check(doubled, reference=lambda x: x * 2, inputs=inputs)\n"
+            "checks = ['gradients', 'empty', 'backward', 'cotangents']\n"
+            "found = conformance.check(doubled, reference=lambda x: x * 2, inputs=inputs, checks=checks)\n"
             "print(next(row for row in found if row.check == 'gradients').compared > 0)\n"
         )
         root = Path(__file__).parents[3]
@@ -225,6 +226,7 @@ class TestNegativeViews:
         found = {row.check: row for row in verdicts(examination(trial), trial)}
         assert not found["negative"].compared and "without their sign" in found["negative"].reason
         assert found["values"].compared and not any(row.finding for row in found.values())
+        assert found["mutation"].compared > found["values"].compared and not found["mutation"].refused
         with pytest.raises(AssertionError, match=r"negative: result\[0\] should be ") as error:
             conformance.check(kernels.negative, **request, checks=["negative"])
         assert "x = torch._neg_view(-x)" in str(error.value) and "torch.ones(1)" in str(error.value)  # and it is small
