@@ -64,6 +64,7 @@ def test_two_faults_are_two_causes():
     assert "# Also specials: " in text
 
 
+@pytest.mark.slow
 def test_a_wrong_gradient_is_one_cause():
     """Second derivatives follow from it. In a process of its own, as gradients need it."""
     code = (
