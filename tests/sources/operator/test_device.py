@@ -25,7 +25,7 @@ TOY = "device:toy,import=tests.planted.toy_device"
 
 JUDGE = """
 import json, sys
-from conformance.sources.operator.examine import Request, examination, verdicts
+from conformance.sources.operator.examine import CheckRequest, examination, verdicts
 from conformance.sources.operator.finding import minimized
 from conformance.sources.operator.script import script
 from tests.planted import device_kernels as kernels
@@ -34,8 +34,8 @@ device, rows = sys.argv[1], json.loads(sys.argv[2])
 for name, function, reference, checks in rows:
     operator = getattr(kernels, function)
     table = {**kernels.LIES, **kernels.CORRECT}
-    request = Request(operator, reference=table[reference][1], inputs=kernels.INPUTS, checks=checks, device=device,
-                      near=kernels.__name__, budget=90.0)
+    request = CheckRequest(operator, reference=table[reference][1], inputs=kernels.INPUTS, checks=checks, device=device,
+                           near=kernels.__name__, budget=90.0)
     trial, texts = examination(request), {}
     results = [*verdicts(trial, request)]
     for result in results:
