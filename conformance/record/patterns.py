@@ -54,7 +54,7 @@ _OUT = re.compile(r"^op_db\.out:|\.out$")
 _PREFIX = re.compile(r"^(?:\w+[.])*\w+(?:\(\))?: ")
 _MODULES = re.compile(
     r"^(?:torch\.|(?:ops\.)?aten\.|\w+\.(?=\w+\.default$)"
-    r"|nn\.functional\.|linalg\.|special\.|fft\.|masked\.|signal\.windows\.)"
+    r"|nn\.functional\.|nn\.(?=[A-Z])|optim\.|linalg\.|special\.|fft\.|masked\.|signal\.windows\.)"
 )
 _REFLECTED = re.compile(r"^__[ri]?(\w+?)__$")
 

@@ -41,6 +41,7 @@ class TestBaseOperator:
         ("name", "base"),
         [
             ("relu", "relu"), ("relu_", "relu"), ("relu.edge", "relu"), ("nn.functional.relu", "relu"),
+            ("nn.BatchNorm2d", "BatchNorm2d"), ("optim.Adam", "Adam"),
             ("op_db.inplace:relu_", "relu"), ("op_db.many:split", "split"), ("torch.relu", "relu"),
             ("__add__", "add"), ("__radd__", "add"), ("__iadd__", "add"), ("__rsub__", "sub"),
             ("linalg.inv", "inv"), ("special.zeta", "zeta"), ("fft.rfft", "rfft"), ("masked.sum", "sum"),
