@@ -104,17 +104,6 @@ class Division:
         self.count: dict[int, int] = {}  # by joined value: its parts
         self.joined: set[int] = set()  # values that consist of others
 
-    def is_possible(self) -> bool:
-        """Whether all nodes are of kinds that this module knows."""
-        for node in self.nodes:
-            if node.op not in _KNOWN or (node.op is Ops.AFTER and not _is_store(node)):
-                return False
-            if node.op is Ops.BUFFER and (
-                not isinstance(node.arg.device, str) or node.arg.device.startswith(_NO_PARTS)
-            ):
-                return False
-        return True
-
     def find_cuts(self) -> None:
         """Mark the cut nodes."""
         nodes, cut = self.nodes, self.cut
@@ -461,11 +450,19 @@ def _offset(node: UOp) -> int | None:
     return offset
 
 
+def _is_known(node: UOp) -> bool:
+    """Whether this module knows a node of this kind. The kernel of a call, for example, is no part of the graph."""
+    if node.op not in _KNOWN or (node.op is Ops.AFTER and not _is_store(node)):
+        return False
+    return node.op is not Ops.BUFFER or (isinstance(node.arg.device, str) and not node.arg.device.startswith(_NO_PARTS))
+
+
 def divided(values: Sequence[UOp], kept: Container[UOp]) -> tuple[Division, list[Piece]] | None:
     """The pieces of a graph in the order in which they run; None if it is to be scheduled whole."""
-    division = Division(values, kept)
-    if len(division.nodes) < MIN_NODES or not division.is_possible():
+    nodes = UOp.sink(*values).toposort(enter_calls=False)
+    if len(nodes) < MIN_NODES or not all(map(_is_known, nodes)):
         return None
+    division = Division(values, kept)
     division.find_cuts()
     if sum(division.cut) < MIN_PIECES:
         return None

@@ -352,3 +352,14 @@ def test_a_gpu_reads_parts_at_aligned_places_only(device: str, expected: list[in
     values = [whole.shrink(((start, start + 8),)) + 1.0 for start in starts]
     division = pieces.Division(values)
     assert sorted(division._parts().values()) == expected
+
+
+def test_a_large_graph_with_kernels_of_its_own_stays_whole(small: None) -> None:
+    """Regression test: the kernels of calls are no nodes of the graph, and looking them up raised KeyError."""
+    x = (torch.randn(12, 12) + 12 * torch.eye(12)).to("tiny")
+    before = COUNTERS.divided
+    total = torch.zeros((), device="tiny")
+    for _ in range(12):
+        total = total + torch.linalg.inv(x * 1.5).sum()
+    torch.testing.assert_close(total.cpu(), 12 * torch.linalg.inv(x.cpu() * 1.5).sum())
+    assert COUNTERS.divided == before
