@@ -362,14 +362,6 @@ def is_cast(x):
     return torch.is_autocast_enabled("cpu") or x.dtype is torch.bfloat16
 
 
-@wrong("autocast", torch.mm, {"input": "float32[n, k]", "mat2": "float32[k, m]", "sizes": PRODUCT["sizes"]})
-def adds_in_bfloat16_under_autocast(input, mat2):
-    if not is_cast(input):
-        return input @ mat2
-    pairs = zip(input.bfloat16().unbind(1), mat2.bfloat16().unbind(0))
-    return functools.reduce(torch.add, [torch.outer(x, y) for x, y in pairs])
-
-
 # Derivatives
 
 

@@ -366,12 +366,7 @@ PROCEDURES: Mapping[str, Procedure] = {
     ),
     "vmap": Procedure(transforms.compare_vmap, SMALL, 4, uses=("reference", "writes"), lacks=lacks_equality),
     "autocast": Procedure(
-        transforms.compare_autocast,
-        (*SMALL, kinds.BLOCKS),
-        6,
-        uses=(*BY_REFERENCE, "mode"),
-        mode=FAKE,
-        lacks=lacks_equality,
+        transforms.compare_autocast, SMALL, 6, uses=(*BY_REFERENCE, "mode"), mode=FAKE, lacks=lacks_equality
     ),
     "refusals": Procedure(checks.expect_error, (REFUSED,), uses=("reference",)),
     "compile": Procedure(
