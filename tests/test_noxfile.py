@@ -49,6 +49,9 @@ class Session(SimpleNamespace):
     def run(self, *command: str, **_: object) -> None:
         self.ran.append(list(command))
 
+    def run_install(self, *command: str, **_: object) -> None:
+        self.run(*command)
+
     def warn(self, message: str) -> None:
         self.said.append(message)
 
