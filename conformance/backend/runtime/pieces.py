@@ -39,8 +39,8 @@ from ..tinygrad_patches.gpu_source import ALIGNMENT
 from .expressions import constant_of
 from .replay import ArgumentPlace, Graph, Kernel, Key, Replay, Spec
 
-MIN_NODES = 400  # smaller graphs are scheduled whole
-MIN_PIECES = 12
+MIN_NODES = 1500  # smaller graphs are scheduled whole
+MIN_PIECES = 60
 MOST_DISTINCT = 0.4  # of the pieces: with more, the graph does not repeat itself
 TERMS = 6  # reductions in one piece
 PARTS = 4  # contiguous parts of a value for which it is computed once
