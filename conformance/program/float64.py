@@ -21,7 +21,7 @@ from conformance.engine.judge import Terms
 from conformance.engine.rounding import DOWN, UP, Float64Reference, draw_signs
 from conformance.engine.rules import Arguments
 from conformance.program.execute import ProgramSubject, RunningProgram, SteppedProgram, directions_of, make_inputs
-from conformance.program.model import Given, Program
+from conformance.program.model import GivenInput, Program
 from conformance.program.steps import layouts
 from conformance.program.steps.op import COMPUTE, LOSSY, Op, Step, StepError
 from conformance.program.steps.states import SEEDS, STATES
@@ -128,13 +128,13 @@ class JudgedProgram(ProgramSubject):
             return ()
 
 
-def _names_host(given: Given) -> bool:
+def _names_host(given: GivenInput) -> bool:
     """Whether a given input names the CPU."""
     others = (leaf for leaf in leaves(given.value) if isinstance(leaf, (str, torch.device)))
     return given.on_host or any(leaf == "cpu" if isinstance(leaf, str) else leaf != MARKER for leaf in others)
 
 
-def _stays_on_host(given: Given) -> bool:
+def _stays_on_host(given: GivenInput) -> bool:
     """Whether each tensor of a given input stays on the CPU."""
     return all(one.layout is torch.strided and storage_key(one) in given.kept for one in tensors(given.value))
 

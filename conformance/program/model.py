@@ -164,7 +164,7 @@ class Input:
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenInput:
     """A named input that exists already: a whole argument tree of a call, such as the keyword arguments of a sample of
     op_db. Its leaves are tensors of any layout, sparse ones included, and any Python objects; `MARKER` stands for the
     target's device. `kept` are the storages that stay on the CPU. A result may lie there too if it is `on_host`."""
@@ -237,7 +237,7 @@ class Program:
     rules: tuple[str, ...] = ()
     undefined: tuple[str, ...] = ()
     calls: tuple[Call, ...] = ()
-    given: tuple[Given, ...] = ()
+    given: tuple[GivenInput, ...] = ()
     process: Callable[[Any], Any] | None = None
     refusal: str | None = None
 

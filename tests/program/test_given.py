@@ -13,7 +13,7 @@ from conformance.engine.loading import load_target
 from conformance.engine.target import Target, TargetFacts
 from conformance.program.execute import RunningProgram
 from conformance.program.float64 import JudgedProgram
-from conformance.program.model import Given, Program, ProgramError
+from conformance.program.model import GivenInput, Program, ProgramError
 from conformance.program.steps import entry
 from conformance.program.steps.op import ANY, Held, Step, StepError, tensor
 from conformance.program.trial import Trial
@@ -31,7 +31,7 @@ def given(function: Callable[..., Any], first: Any, *args: Any, kind: str = entr
                   {"seed": 1}, ("result",), ANY)]  # fmt: skip
     if gradient:
         calls.append(Step(entry.BACKWARD, (tensor("result"), *process, *operands), {"seed": 1}, (), ANY, after=True))
-    return Program((), (), tuple(calls), "a note", given=tuple(Given(name, tree) for name, tree in trees.items()))
+    return Program((), (), tuple(calls), "a note", given=tuple(GivenInput(name, tree) for name, tree in trees.items()))
 
 
 class Wrong(TorchDispatchMode):

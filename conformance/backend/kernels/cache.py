@@ -11,7 +11,7 @@ from conformance.backend.kernels.command_line import KernelsParser
 try:
     from tinygrad.helpers import CACHEDB
 
-    from conformance.backend.runtime.cache_packs import Held, PackError, Rows, export, held, prune, take_in
+    from conformance.backend.runtime.cache_packs import HeldPack, PackError, Rows, export, held, prune, take_in
 except ImportError as error:  # the device's packages are missing or too old
     print(f"conformance cache: {error}", file=sys.stderr)
     sys.exit(2)
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if args.job == "info":
             print(CACHEDB)
-            for table, usable, other in held() or [Held("nothing yet", Rows(0, 0), Rows(0, 0))]:
+            for table, usable, other in held() or [HeldPack("nothing yet", Rows(0, 0), Rows(0, 0))]:
                 print(f"  {table.removeprefix('conformance_'):<12}{size(usable)}; not usable here {size(other)}")
         elif args.job == "export":
             print(f"{args.file}: {size(export(args.file))}")

@@ -36,7 +36,7 @@ class Rows(NamedTuple):
     nbytes: int
 
 
-class Held(NamedTuple):
+class HeldPack(NamedTuple):
     """The rows of one table: usable here, or made by other code or for another processor."""
 
     table: str
@@ -44,7 +44,7 @@ class Held(NamedTuple):
     other: Rows
 
 
-def held() -> list[Held]:
+def held() -> list[HeldPack]:
     """The rows of each table in the cache file; empty if there is no file."""
     result = []
     with _cache(write=False) as file:
@@ -53,7 +53,7 @@ def held() -> list[Held]:
                 file.execute(f"SELECT count(*), coalesce(sum(length(val)), 0) FROM '{table}' WHERE {which}").fetchall()
                 for which in (_ours(), f"NOT ({_ours()})")
             )
-            result.append(Held(table.removesuffix(f"_{VERSION}"), Rows(*usable), Rows(*other)))
+            result.append(HeldPack(table.removesuffix(f"_{VERSION}"), Rows(*usable), Rows(*other)))
     return result
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from conformance.engine.target import Target
-from conformance.program.model import Given, Program
+from conformance.program.model import GivenInput, Program
 from conformance.program.steps.entry import STATEFUL
 from conformance.program.steps.op import ANY, Held, Step, tensor
 from conformance.program.trial import CpuAnswer, Trial
@@ -41,7 +41,7 @@ def _trial(
 ) -> StatefulTrial:
     """Return the trial of the program whose step makes this call on the parts of a tree."""
     # An optimizer keeps the number of its steps on the CPU.
-    given = tuple(Given(name, part, on_host=bool(case.optimizer)) for name, part in tree.items())
+    given = tuple(GivenInput(name, part, on_host=bool(case.optimizer)) for name, part in tree.items())
     operands = ({"object": Held(run)}, *map(tensor, tree))
     call = Step(f"{STATEFUL}:{case.op}", operands, {"seed": seeding.SEED}, out=("result",), raises=ANY)
     program = Program((), (), (call,), given=given)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from conformance.program.model import Given
+from conformance.program.model import GivenInput
 from conformance.program.trial import CpuAnswer
 from conformance.sources.opinfo import catalog
 from conformance.sources.opinfo.variants import SampleTrial
@@ -38,7 +38,7 @@ def faults(trial: SampleTrial) -> list[Mismatch]:
         return []
     copies: dict[int, Any] = {}
 
-    def inner(given: Given) -> Given:
+    def inner(given: GivenInput) -> GivenInput:
         tree = map_leaves(given.value, lambda leaf: copies.setdefault(id(leaf), _surrounded(leaf, given.kept)))
         return replace(given, value=tree)
 

@@ -18,7 +18,7 @@ import torch
 from conformance.engine.loading import reference
 from conformance.engine.rules import CHOICE
 from conformance.engine.target import Target
-from conformance.program.model import Given, Program
+from conformance.program.model import GivenInput, Program
 from conformance.program.steps import entry
 from conformance.program.steps.op import ANY, Held, Json, Step, tensor
 from conformance.program.trial import CpuAnswer, Trial
@@ -67,7 +67,7 @@ def _program(
     """Return the program whose step of this kind calls a function of the entry on the sample's arguments."""
     trees = {**sample.tree, **({"out": out} if out is not None else {})}
     on_host = sample.origin is not None and sample.origin.change.host
-    given = tuple(Given(name, tree, sample.kept, on_host) for name, tree in trees.items())
+    given = tuple(GivenInput(name, tree, sample.kept, on_host) for name, tree in trees.items())
     operands = tuple(map(tensor, trees))
     process: Json = {"object": Held(sample.process)}
     first: tuple[Json, ...] = ({"object": function},)

@@ -354,16 +354,18 @@ class Shrinking:
         return small
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """A clock that only shrinking and scripts move."""
+    clock = Clock()
+    for name in ("time", "monotonic"):
+        monkeypatch.setattr(worker.time, name, clock.time)
+    return clock
+
+
 class TestShrinkingMeanwhile:
     """With `--minutes`, findings shrink during drawing. Regression test: shrinking came last, and 211 of 241 findings
     of one campaign were never shrunk."""
-
-    @pytest.fixture
-    def clock(self, monkeypatch: pytest.MonkeyPatch) -> Clock:
-        clock = Clock()
-        for name in ("time", "monotonic"):
-            monkeypatch.setattr(worker.time, name, clock.time)
-        return clock
 
     @staticmethod
     def running(clock: Clock, folder: Path, findings: int, minutes: float | None, drawn: float) -> Campaign:
@@ -440,13 +442,6 @@ class TestShrinkingMeanwhile:
 class TestScriptsMeanwhile:
     """With `--minutes`, the scripts of the first findings run before more is drawn. Regression test: 22 of 25 scripts
     did not run in three minutes."""
-
-    @pytest.fixture
-    def clock(self, monkeypatch: pytest.MonkeyPatch) -> Clock:
-        clock = Clock()
-        for name in ("time", "monotonic"):
-            monkeypatch.setattr(worker.time, name, clock.time)
-        return clock
 
     def checking(self, clock: Clock, folder: Path, findings: int, minutes: float | None) -> tuple[Campaign, list[str]]:
         """A campaign whose scripts take 2 s each, and the operators whose scripts have run."""
