@@ -10,20 +10,21 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from conformance.engine.aten_ops import OperatorCall, OperatorCalls
-from conformance.engine.executor import Executor, OneCall, Subject, Transform
+from conformance.engine.executor import Executor, Subject, Transform, signature_of
 from conformance.engine.kernel_tables import KernelKind, kernel_of, key_of
 from conformance.engine.loading import reference
 from conformance.engine.target import Target
 from conformance.record.errors import UserError
 from conformance.record.missing_ops import Attempt, AttemptOutcome
-from conformance.standalone.moving import MARKER, map_leaves
-from conformance.standalone.observation import Raised, observe
+from conformance.standalone.moving import MARKER, map_leaves, tensors
+from conformance.standalone.observation import Observation, Raised, observe
 
 NAMED = re.compile(r"\baten(?:::|\.)(\w+(?:\.\w+)?)")
 NOT_IMPLEMENTED = re.compile(r"not implemented|unimplemented|no lowering|Could not run 'aten::", re.IGNORECASE)
@@ -119,6 +120,31 @@ def _raises(alone: Alone, target: Target) -> bool:
     """Whether the call raises a not-implemented error on the target."""
     run = Executor(target).run(alone)
     return run.last.error is not None and run.failed_step != 0 and not_implemented(run.last.error)
+
+
+class OneCall:
+    """A subject in progress that is one step: a call of the function that `key` identifies, on the inputs `inputs`.
+    `seen` observes its outcome."""
+
+    count = 1
+    outcome: Any = None
+
+    def __init__(
+        self, key: Hashable, inputs: Any, call: Callable[[], Any], seen: Callable[[Any, Target], Observation]
+    ) -> None:
+        self.key, self.inputs, self.call, self.seen = key, inputs, call, seen
+
+    def signature(self, number: int) -> Hashable:
+        """Return the key, with the dtypes and ranks of the tensors."""
+        return (self.key, signature_of(tensors(self.inputs)))
+
+    def advance(self, number: int) -> None:
+        """Make the call."""
+        self.outcome = self.call()
+
+    def observe(self, target: Target) -> Observation:
+        """Return the observation of the outcome."""
+        return self.seen(self.outcome, target)
 
 
 @dataclass

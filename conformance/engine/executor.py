@@ -1,9 +1,9 @@
 """The executor: the only code that runs a subject on a target and applies the target's transform.
 
-Defines `Subject` (such as a program), `Running` (a subject in progress), `OneCall` (one that is a single call),
-`Execution` (the outcome of a run) and `Executor`. One place decides whether a target moves tensors, transforms
-functions or interprets metadata. So no subject can be compared with itself: the executor rejects a transform that
-returns its function unchanged, and distinguishes samples that reached the compiler from those which did not.
+Defines `Subject` (such as a program), `Running` (a subject in progress), `Execution` (the outcome of a run) and
+`Executor`. One place decides whether a target moves tensors, transforms functions or interprets metadata. So no subject
+can be compared with itself: the executor rejects a transform that returns its function unchanged, and distinguishes
+samples that reached the compiler from those which did not.
 """
 
 from __future__ import annotations
@@ -70,31 +70,6 @@ class Subject(Protocol):
     def begin(self, inputs: Any, target: Target, transform: Transform | None) -> Running:
         """Start the subject on inputs that are on the target. With `transform`, the subject's function is passed
         through it."""
-
-
-class OneCall:
-    """A subject in progress that is one step: a call of the function that `key` identifies, on the inputs `inputs`.
-    `seen` observes its outcome."""
-
-    count = 1
-    outcome: Any = None
-
-    def __init__(
-        self, key: Hashable, inputs: Any, call: Callable[[], Any], seen: Callable[[Any, Target], Observation]
-    ) -> None:
-        self.key, self.inputs, self.call, self.seen = key, inputs, call, seen
-
-    def signature(self, number: int) -> Hashable:
-        """Return the key, with the dtypes and ranks of the tensors."""
-        return (self.key, signature_of(tensors(self.inputs)))
-
-    def advance(self, number: int) -> None:
-        """Make the call."""
-        self.outcome = self.call()
-
-    def observe(self, target: Target) -> Observation:
-        """Return the observation of the outcome."""
-        return self.seen(self.outcome, target)
 
 
 class HarnessFault(Exception):
@@ -175,6 +150,7 @@ class Executor:
                     kept = ()
                 watch(0, news.of(("inputs", signature_of(tensors(tree)))))
                 inputs = moved(tree, target.send, target.device, kept)
+                del tree  # memory that the call does not need
                 failed = None
                 transform = self._transform(capture) if capture and target.facts.transforms_program else None
                 running = subject.begin(inputs, target, transform)

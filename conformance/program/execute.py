@@ -46,7 +46,8 @@ class RunningProgram:
 
     `transform` applies to the function under test of an entry. `drawn` are the directions of derivation of the run; the
     next ones come from `replayed` if it is set, since another dtype would draw other numbers. `send` moves them to a
-    device of modes over torch CPU, which has tensors of its own. `error` is the error of a step that may raise any."""
+    device of modes over torch CPU, which has tensors of its own. `settle` waits for the device. `error` is the error of
+    a step that may raise any."""
 
     def __init__(
         self,
@@ -63,6 +64,7 @@ class RunningProgram:
         self.done = 0
         self.apply: Transform = transform or _unchanged
         self.send: Callable[[Any], Any] = _unchanged
+        self.settle: Callable[[], None] = lambda: None
         self.drawn: list[torch.Tensor] = []
         self.replayed: Iterator[torch.Tensor] | None = None
         self.error: Exception | None = None
@@ -168,7 +170,8 @@ class RunningProgram:
         results = {name: value for name, value in self.env.items() if not (name in self.inputs or is_local(name))}
         inputs = {name: self.env[name] for name in self.inputs}
         if self.program.given:
-            inputs = observable(inputs, {**inputs, **self.program.trees})
+            seen = {input_.name: inputs[input_.name] for input_ in self.program.inputs} | self.program.trees
+            inputs = observable({name: inputs[name] for name in seen}, seen)
             if self.error is not None:
                 return observe((), inputs, target=target, error=self.error)
             return observe(taken_apart(results), inputs, target=target)
@@ -183,7 +186,7 @@ class SteppedProgram(RunningProgram):
         self, program: Program, inputs: dict[str, Any], target: Target, transform: Transform | None = None
     ) -> None:
         super().__init__(program, inputs, target.device, transform)
-        self.target, self.send = target, target.send
+        self.target, self.send, self.settle = target, target.send, target.synchronize
 
     @property
     def outcome(self) -> Any:
@@ -280,7 +283,7 @@ class ProgramSubject:
         if not given:
             return make_inputs(self.program), ()
         data = make_inputs(self.program) if self.program.inputs else {}
-        return {**data, **self.program.trees}, {key for one in given for key in one.kept}
+        return {**data, **self.program.make_given()}, {key for one in given for key in one.kept}
 
     def begin(
         self, inputs: dict[str, Any], target: Target, transform: Transform | None
@@ -347,7 +350,7 @@ def _new_inputs(program: Program) -> dict[str, Any]:
     """Return the inputs on the CPU by name, the given ones as copies."""
     inputs: dict[str, Any] = make_inputs(program)
     if program.given:
-        inputs |= moved(program.trees, lambda there: rebuild(there, copied_to_host), CPU)
+        inputs |= moved(program.make_given(), lambda there: rebuild(there, copied_to_host), CPU)
     return inputs
 
 

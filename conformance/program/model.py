@@ -167,12 +167,16 @@ class Input:
 class GivenInput:
     """A named input that exists already: a whole argument tree of a call, such as the keyword arguments of a sample of
     op_db. Its leaves are tensors of any layout, sparse ones included, and any Python objects; `MARKER` stands for the
-    target's device. `kept` are the storages that stay on the CPU. A result may lie there too if it is `on_host`."""
+    target's device. `kept` are the storages that stay on the CPU. A result may lie there too if it is `on_host`.
+
+    With `make`, the function makes the value for each run. The program keeps no copy of it, which would count as memory
+    of the call, and nothing observes it after the call."""
 
     name: str
-    value: Any
+    value: Any = None
     kept: Collection[int] = ()
     on_host: bool = False
+    make: Callable[[], Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -243,8 +247,12 @@ class Program:
 
     @functools.cached_property
     def trees(self) -> dict[str, Any]:
-        """The given inputs by name."""
-        return {given.name: given.value for given in self.given}
+        """The given inputs by name, without those that are made for each run."""
+        return {given.name: given.value for given in self.given if given.make is None}
+
+    def make_given(self) -> dict[str, Any]:
+        """Return the given inputs of one run by name."""
+        return {given.name: given.value if given.make is None else given.make() for given in self.given}
 
     def to_json(self) -> dict[str, Json]:
         """Return the program as JSON, with the schema's version. Raises ProgramError for a program of given inputs."""

@@ -1,10 +1,10 @@
 """Rows for calls of objects: `op_db.entry:NAME` calls an entry of op_db, which often has no public name, and
-`stateful:NAME` a module or an optimizer.
+`object:NAME` any Python object, such as a module, an optimizer, or a call that measures itself.
 
-Defines `ROWS_OF_ENTRIES`. The operands are whole argument trees: the input, the positional and the keyword arguments,
-and the tensors of out=. Only the function under test goes through a target's transform: for `op_db.backward`, a
-compiler gets the call of the entry, and the cotangents are drawn outside. Each row sets the seed itself, so that both
-sides, a script, and a replay of one sample draw the same numbers.
+Defines `ROWS_OF_ENTRIES`. The operands of an entry are whole argument trees: the input, the positional and the keyword
+arguments, and the tensors of out=. Only the function under test goes through a target's transform: for
+`op_db.backward`, a compiler gets the call of the entry, and the cotangents are drawn outside. Each row sets the seed
+itself, so that both sides, a script, and a replay of one sample draw the same numbers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from conformance.standalone.torch_compat import with_memory
 
 FAMILY, ENTRY, BACKWARD = "op_db entries", "op_db.entry", "op_db.backward"
 FORWARD_OVER_BACKWARD = "op_db.entry.forward_over_backward"
-STATEFUL = "stateful"
+OBJECT = "object"
 
 Process = Callable[[Any], Any]
 """OpInfo's conversion of a result whose sign or phase is free."""
@@ -36,6 +36,9 @@ class Runner(Protocol):
 
     def apply(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function under test as the target transforms it."""
+
+    def settle(self) -> None:
+        """Wait for the device."""
 
     def draw(self, likes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return a direction of derivation for each tensor, from random numbers drawn on the CPU."""
@@ -107,11 +110,11 @@ def _forward_over_backward(runner: Runner, args: list[Any], kwargs: dict[str, An
         return [with_memory(forward_ad.unpack_dual(g).tangent if g is not None else None) for g in gradients]
 
 
-def _stateful(runner: Runner, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Call a module or an optimizer, which passes to the transform only the function that a compiler gets."""
+def _call_object(runner: Runner, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Call an object, which passes to the transform only the function that a compiler gets."""
     call, *parts = args
     set_seed(kwargs["seed"], runner.device)
-    return call(runner.apply, *parts)
+    return call(runner, *parts)
 
 
 def _row(name: str, run: Callable[..., Any], effect: str = LOSSY) -> Op:
@@ -122,6 +125,6 @@ ROWS_OF_ENTRIES = {
     ENTRY: _row(ENTRY, _call),
     FORWARD_OVER_BACKWARD: _row(FORWARD_OVER_BACKWARD, _forward_over_backward),
     BACKWARD: _row(BACKWARD, _backward, QUERY),
-    STATEFUL: _row(STATEFUL, _stateful),
+    OBJECT: _row(OBJECT, _call_object),
 }
 """Rows by the kind of the step."""

@@ -7,24 +7,28 @@ answer; otherwise it is torch CPU's own answer in float64 on the same inputs.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy
 import torch
 
-from conformance.engine.executor import Executor, OneCall, Transform, Watch, no_watch
+from conformance.engine.executor import Execution, Executor, Watch, no_watch
+from conformance.engine.loading import reference as cpu_target
 from conformance.engine.target import Target
+from conformance.program.execute import ProgramSubject
+from conformance.program.model import GivenInput, Program
+from conformance.program.steps.entry import OBJECT, Runner
+from conformance.program.steps.op import ANY, Held, Step, tensor
 from conformance.record.accuracy import Accuracy
 from conformance.record.footprint import HELD_TIMES
 from conformance.run.worker import peak_memory
 from conformance.sources.accuracy import reference
 from conformance.sources.accuracy.outcomes import Raises, Unmeasured, raised_on_cpu, require_answer, short_of_memory
-from conformance.sources.accuracy.table import AccuracyCase, AccuracyRow
+from conformance.sources.accuracy.table import AccuracyCase, AccuracyRow, OfRow
 from conformance.standalone.accuracy import SEED, answers, errors, rms, widened_inputs
-from conformance.standalone.observation import Raised, observe
+from conformance.standalone.observation import Raised
 
 Exact = dict[str, tuple[torch.Tensor, torch.Tensor]]
 """Exact answers by name, each the sum of two float64 tensors."""
@@ -48,23 +52,22 @@ class MeasuredAnswer:
     target: float
 
 
-@dataclass
-class AccuracySubject:
-    """The executor's subject: a case's call on its inputs, observed only by its answers."""
+def program_of(case: OfRow, call: Callable[[Runner, Any], Any], make: Callable[[], dict[str, Any]]) -> Program:
+    """Return the program of one step that makes a case's call on inputs that `make` creates. The inputs are neither
+    observed nor kept, since only the answers and the memory of the call count."""
+    given = (GivenInput("inputs", make=make),)
+    step = Step(f"{OBJECT}:{case.id}", ({"object": Held(call, case.id)}, tensor("inputs")), {"seed": SEED},
+                out=("result",), raises=ANY)  # fmt: skip
+    return Program((), (), (step,), given=given)
+
+
+@dataclass(frozen=True)
+class MeasuredPoints:
+    """A case's function, and the arguments at which its answers are measured."""
 
     case: AccuracyCase
     arguments: dict[str, torch.Tensor]
-    program: Callable[..., Any]
-
-    def inputs(self) -> tuple[dict[str, torch.Tensor], set[int]]:
-        """Return the inputs and an empty set: no input stays on the CPU."""
-        return self.arguments, set()
-
-    def begin(self, inputs: Any, target: Target, transform: Transform | None) -> OneCall:
-        """Begin the call on inputs that lie on the target."""
-        program = transform(self.program) if transform else self.program
-        answer = functools.partial(self.on, inputs, program)
-        return OneCall(self.case.id, inputs, answer, lambda results, on: observe(dict(results), target=on))
+    function: Callable[..., Any]
 
     @property
     def wanted(self) -> tuple[str, ...]:
@@ -72,9 +75,18 @@ class AccuracySubject:
         named = (name for name, x in self.arguments.items() if x.is_floating_point())
         return tuple(name for name in named if self.case.variant == "backward" and name not in self.case.row.constants)
 
-    def on(self, inputs: dict[str, Any], program: Callable[..., Any]) -> dict[str, torch.Tensor]:
-        """Return the answers of a program on these inputs."""
-        return answers(program, inputs, self.wanted, along_ones=bool(self.case.row.exact))
+    def answers(self, function: Callable[..., Any], inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Return the answers of a function on these inputs by name."""
+        return answers(function, inputs, self.wanted, along_ones=bool(self.case.row.exact))
+
+    def run(self, target: Target, watch: Watch = no_watch) -> tuple[Execution, dict[str, torch.Tensor]]:
+        """Run the call on a target, and return the run with its answers by name, fetched."""
+        program = program_of(
+            self.case, lambda runner, inputs: self.answers(runner.apply(self.function), inputs), lambda: self.arguments
+        )
+        run = Executor(target).run(ProgramSubject(program), watch=watch)
+        # The step's result is a dict of the answers, so an answer is named result['gradient of x'].
+        return run, {name: run.last.tensors[f"result[{name!r}]"].value for name in run.outcome or ()}
 
 
 def built(row: AccuracyRow) -> tuple[Callable[..., Any], Callable[[], dict[str, torch.Tensor]]]:
@@ -101,49 +113,40 @@ def measure(case: AccuracyCase, target: Target, watch: Watch = no_watch) -> list
         }
     else:
         columns = widened_inputs(inputs(), dtype)
-    subject = AccuracySubject(case, columns, program)
-    exact, cpu = _exact(subject), _on_cpu(subject)
+    points = MeasuredPoints(case, columns, program)
+    exact = _exact(points)
+    run, cpu = points.run(cpu_target())
+    if run.last.error is not None:
+        raise raised_on_cpu(run.last.error)
     short = short_of_memory(HELD_TIMES * peak_memory())
-    execution = Executor(target).run(subject, watch=watch)
-    require_answer(execution, short)
+    run, found = points.run(target, watch)
+    require_answer(run, short)
     parts: list[MeasuredAnswer] = []
     for name, (high, low) in exact.items():
-        seen = execution.last.tensors.get(name)
-        if seen is None or name not in cpu or seen.shape != tuple(high.shape):
+        if name not in found or name not in cpu or found[name].shape != high.shape:
             raise Raises(Raised("structure", (), f"{name} is not as torch CPU's"))
         for kind, part in kinds.items():
-            sides = [x[part] if row.exact else x for x in (high, low, cpu[name], seen.value)]
-            parts += _compared(subject, name, kind, [x[part] for x in columns.values()] if row.exact else [], *sides)
+            sides = [x[part] if row.exact else x for x in (high, low, cpu[name], found[name])]
+            parts += _compared(points, name, kind, [x[part] for x in columns.values()] if row.exact else [], *sides)
     if not parts:
         raise Unmeasured("torch CPU has no finite answer at any point")
     return sorted(parts, key=lambda part: -part.accuracy.excess)
 
 
-def _copied(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: x.clone() for name, x in inputs.items()}
-
-
-def _exact(subject: AccuracySubject) -> Exact:
-    row, inputs = subject.case.row, subject.arguments
+def _exact(points: MeasuredPoints) -> Exact:
+    row, inputs = points.case.row, points.arguments
     if row.exact:
         values = list(inputs.values())
-        if subject.case.variant == "forward":
+        if points.case.variant == "forward":
             return {"result": reference.exact(row, values)}
         return {f"gradient of {name}": reference.exact(row, values, n) for n, name in enumerate(inputs)}
-    wide = subject.on(widened_inputs(_copied(inputs), torch.float64), subject.program)
+    copies = {name: x.clone() for name, x in inputs.items()}
+    wide = points.answers(points.function, widened_inputs(copies, torch.float64))
     return {name: (x.detach(), torch.zeros_like(x)) for name, x in wide.items()}
 
 
-def _on_cpu(subject: AccuracySubject) -> dict[str, torch.Tensor]:
-    """Return torch CPU's answers. Raises Unmeasured."""
-    try:
-        return {name: x.detach() for name, x in subject.on(_copied(subject.arguments), subject.program).items()}
-    except Exception as error:
-        raise raised_on_cpu(error) from None
-
-
 def _compared(
-    subject: AccuracySubject,
+    points: MeasuredPoints,
     name: str,
     kind: str,
     arguments: list[torch.Tensor],
@@ -157,7 +160,7 @@ def _compared(
     Points are excluded where torch CPU has no finite answer. They are also excluded where the exact answer is no normal
     number of the dtype, since devices may flush it to zero.
     """
-    case, dtype = subject.case, getattr(torch, subject.case.dtype)
+    case, dtype = points.case, getattr(torch, points.case.dtype)
     info, each = torch.finfo(dtype), bool(case.row.exact)
     kept = cpu.isfinite() & high.isfinite() & (high.abs() <= info.max)
     kept &= (high.abs() >= info.tiny) | (not each)
@@ -174,4 +177,4 @@ def _compared(
     errors_found = (float(off.max()), float(usual.max()), rms(off), rms(usual))
     accuracy = Accuracy(label, *errors_found, place, len(where))
     numbers = (float(high[worst]), float(low[worst])), float(cpu[worst]), float(got[worst])
-    yield MeasuredAnswer(accuracy, name, subject.wanted, index, tuple(at), *numbers)
+    yield MeasuredAnswer(accuracy, name, points.wanted, index, tuple(at), *numbers)

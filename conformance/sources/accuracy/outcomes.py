@@ -48,9 +48,9 @@ def _of_the_host(error: Raised) -> bool:
     return error.kind != "OutOfMemoryError" and (out_of_memory(text) or ALLOCATION.search(text) is not None)
 
 
-def raised_on_cpu(error: Exception) -> Unmeasured:
+def raised_on_cpu(error: Raised) -> Unmeasured:
     """Return the Unmeasured of a case for which torch CPU itself raises."""
-    text = f"torch CPU raises {type(error).__name__}: {(str(error).splitlines() or [''])[0][:150]}"
+    text = f"torch CPU raises {error.kind}: {(error.text.splitlines() or [''])[0][:150]}"
     return Unmeasured(f"{SHORT} {memory_limit() or 0:g}: {text}" if memory_limit() and out_of_memory(text) else text)
 
 

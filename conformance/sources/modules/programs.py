@@ -14,16 +14,13 @@ import torch
 
 from conformance.engine.target import Target
 from conformance.program.model import GivenInput, Program
-from conformance.program.steps.entry import STATEFUL
+from conformance.program.steps.entry import OBJECT, Runner
 from conformance.program.steps.op import ANY, Held, Step, tensor
 from conformance.program.trial import CpuAnswer, Trial
 from conformance.sources.modules.table import ROUND_TRIP, StatefulCase
 from conformance.sources.opinfo import seeding
 from conformance.standalone import stateful
 from conformance.standalone.torch_compat import optimizer_infos
-
-Apply = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""The target's transform, or the identity."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ def _trial(
     # An optimizer keeps the number of its steps on the CPU.
     given = tuple(GivenInput(name, part, on_host=bool(case.optimizer)) for name, part in tree.items())
     operands = ({"object": Held(run)}, *map(tensor, tree))
-    call = Step(f"{STATEFUL}:{case.op}", operands, {"seed": seeding.SEED}, out=("result",), raises=ANY)
+    call = Step(f"{OBJECT}:{case.op}", operands, {"seed": seeding.SEED}, out=("result",), raises=ANY)
     program = Program((), (), (call,), given=given)
     return StatefulTrial(program, target, (CpuAnswer(program),), case=case, number=number, source=source)
 
@@ -67,8 +64,8 @@ def _of_module(case: StatefulCase, number: int, dtype: torch.dtype, target: Targ
     module, given = stateful.module_sample(case.op, dtype, case.variant != "eval", number)
     results = stateful.module_round_trip if case.variant == ROUND_TRIP else stateful.module_results
 
-    def run(apply: Apply, *parts: Any) -> Any:
-        return results(apply(stateful.call_module), module, dict(zip(given, parts, strict=True)))
+    def run(runner: Runner, *parts: Any) -> Any:
+        return results(runner.apply(stateful.call_module), module, dict(zip(given, parts, strict=True)))
 
     return _trial(case, number, target, given, run, f"{module}".replace("\n", " "))
 
@@ -78,8 +75,10 @@ def _of_optimizer(case: StatefulCase, number: int, dtype: torch.dtype, target: T
     results = stateful.optimizer_round_trip if case.variant == ROUND_TRIP else stateful.optimizer_results
     form = "step" if case.variant == ROUND_TRIP else case.variant
 
-    def run(apply: Apply, *parts: Any) -> Any:
-        return results(apply(stateful.step_optimizer), case.optimizer, form, dict(zip(given, parts, strict=True)))
+    def run(runner: Runner, *parts: Any) -> Any:
+        return results(
+            runner.apply(stateful.step_optimizer), case.optimizer, form, dict(zip(given, parts, strict=True))
+        )
 
     words = ", ".join(f"{name}={value}" for name, value in given["arguments"].items())
     return _trial(case, number, target, given, run, f"torch.optim.{case.optimizer}(parameters, {words})")

@@ -8,47 +8,35 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from conformance.engine.executor import Executor, OneCall, Transform, Watch, no_watch
+from conformance.engine.executor import Executor, Watch, no_watch
+from conformance.engine.loading import reference
 from conformance.engine.target import Target
+from conformance.program.execute import CPU, ProgramSubject
+from conformance.program.model import Program
+from conformance.program.steps.entry import Runner
 from conformance.record.footprint import allowed
+from conformance.sources.accuracy.measure import program_of
 from conformance.sources.accuracy.outcomes import raised_on_cpu, require_answer, short_of_memory
 from conformance.sources.sizes.table import SizesCase, SizesRow
 from conformance.standalone import sizes as calls
-from conformance.standalone.observation import Observation
+from conformance.standalone.observation import Raised
 from conformance.standalone.sizes import Exact, MeasuredCall
 
 
-@dataclass
-class SizesSubject:
-    """The executor's subject: a case's call on its inputs, observed by its costs and answers."""
+def program_of_case(case: SizesCase, exact: Exact) -> Program:
+    """Return the program whose step makes the case's call, reads its answers, and returns the call's costs and answers.
+    `exact` are the rounded answers in float64."""
 
-    case: SizesCase
-    exact: Exact
-    side: MeasuredCall | None = None
+    def call(runner: Runner, inputs: dict[str, Any]) -> MeasuredCall:
+        function = runner.apply(built(case.row, case.scale, runner.device)[0])
+        runner.settle()  # the first wait may hide an error, which must not be the call's own
+        return calls.measured(function, inputs, case.variant == "backward", exact, runner.settle)
 
-    def inputs(self) -> tuple[dict[str, Any], set[int]]:
-        """Create the inputs; no input stays on the CPU."""
-        self.arguments = built(self.case.row, self.case.scale, torch.device("cpu"))[1]()
-        return self.arguments, set()
-
-    def begin(self, inputs: Any, target: Target, transform: Transform | None) -> OneCall:
-        """Begin the call on inputs that lie on the target, and release the inputs on the CPU. The call also reads the
-        answers, so nothing is left to observe."""
-        self.arguments.clear()
-        program = built(self.case.row, self.case.scale, target.device)[0]
-        program = transform(program) if transform else program
-        target.synchronize()  # the first wait may hide an error, which must not be the call's own
-
-        def call() -> None:
-            backward = self.case.variant == "backward"
-            self.side = calls.measured(program, inputs, backward, self.exact, target.synchronize)
-
-        return OneCall(self.case.id, inputs, call, lambda result, on: Observation())
+    return program_of(case, call, built(case.row, case.scale, CPU)[1])
 
 
 def built(row: SizesRow, scale: str, device: torch.device) -> tuple[Callable[..., Any], Callable[[], dict[str, Any]]]:
@@ -59,24 +47,26 @@ def built(row: SizesRow, scale: str, device: torch.device) -> tuple[Callable[...
     return names["program"], names["inputs"]
 
 
-def on_cpu(case: SizesCase) -> tuple[MeasuredCall, Exact]:
-    """Return torch CPU's side, and its rounded answers in float64. Raises Unmeasured."""
-    program, inputs = built(case.row, case.scale, torch.device("cpu"))
-    backward = case.variant == "backward"
-    try:
-        exact = {} if case.row.exact else calls.exact_answers(program, inputs(), backward)
-        return calls.measured(program, inputs(), backward, exact), exact
-    except Exception as error:
-        raise raised_on_cpu(error) from None
-
-
 def measure(case: SizesCase, target: Target, watch: Watch = no_watch) -> tuple[MeasuredCall, MeasuredCall]:
     """Return torch CPU's side and the target's. Raises Unmeasured, Raises, and TargetError."""
     cpu, exact = on_cpu(case)
     gc.collect()
     short = short_of_memory(calls.resident("VmData") + cpu.inputs + allowed(cpu.held, cpu.peak))
-    subject = SizesSubject(case, exact)
-    execution = Executor(target).run(subject, watch=watch)
+    execution = Executor(target).run(ProgramSubject(program_of_case(case, exact)), watch=watch)
     require_answer(execution, short)
-    assert subject.side is not None  # without an error the step has run
-    return cpu, subject.side
+    return cpu, execution.outcome
+
+
+def on_cpu(case: SizesCase) -> tuple[MeasuredCall, Exact]:
+    """Return torch CPU's side, and its rounded answers in float64. Raises Unmeasured."""
+    exact: Exact = {}
+    if not case.row.exact:
+        function, inputs = built(case.row, case.scale, CPU)
+        try:
+            exact = calls.exact_answers(function, inputs(), case.variant == "backward")
+        except Exception as error:
+            raise raised_on_cpu(Raised.of(error)) from None
+    run = Executor(reference()).run(ProgramSubject(program_of_case(case, exact)))
+    if run.last.error is not None:
+        raise raised_on_cpu(run.last.error)
+    return run.outcome, exact  # without the run, which holds the inputs
