@@ -15,7 +15,6 @@ call or a program unchanged. `Moved` also moves the values, to measure how far r
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import inf
@@ -110,15 +109,12 @@ def small_faults(widened_by: RunWidened, want: Observation, got: Observation) ->
     torch.testing's tolerances are for values near one: two float32 numbers below 1e-5 are always close. A difference
     found here is rounding in two cases: torch CPU's own error against float64 is of the same size, or one rounding of
     every input changes the float64 answer by as much."""
-    faults, exact = list[Mismatch](), functools.cache(lambda: widened_by(Float64Reference()))
-    moved = functools.cache(lambda seed: widened_by(Moved(seed)))
+    found = list[tuple[str, float, list[Mismatch]]]()
     for name, seen in want.tensors.items():
         expected, there = seen.value, got.tensors.get(name)
         if there is None or there.value.shape != expected.shape or there.value.dtype != expected.dtype:
             continue
-        if expected is there.value or torch.equal(
-            expected, there.value
-        ):  # much faster than the search for the largest value
+        if expected is there.value or torch.equal(expected, there.value):  # faster than to find the largest value
             continue
         largest = _largest(expected)
         if not 0 < largest < 1:
@@ -126,12 +122,23 @@ def small_faults(widened_by: RunWidened, want: Observation, got: Observation) ->
         rtol, atol = tolerance_of(expected.dtype)
         tolerance = {str(expected.dtype).removeprefix("torch."): (rtol, atol * largest)}
         sides = (replace(side, tensors={name: side.tensors[name]}, storages={}, others={}) for side in (want, got))
-        mismatches = compare(*sides, oracles={"value"}, tolerance=tolerance)
-        if mismatches and not _is_rounding(
-            _value(exact(), name), (_value(moved(seed), name) for seed in range(MOVES)), expected, there.value, largest
-        ):
-            faults += mismatches
-    return faults
+        if mismatches := compare(*sides, oracles={"value"}, tolerance=tolerance):
+            found.append((name, largest, mismatches))
+    if not found:
+        return []
+    exact, moved = widened_by(Float64Reference()), [widened_by(Moved(seed)) for seed in range(MOVES)]
+    return [
+        mismatch
+        for name, largest, mismatches in found
+        if not _is_rounding(
+            _value(exact, name),
+            [_value(run, name) for run in moved],
+            want.tensors[name].value,
+            got.tensors[name].value,
+            largest,
+        )
+        for mismatch in mismatches
+    ]
 
 
 def _is_rounding(

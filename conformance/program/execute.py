@@ -46,8 +46,8 @@ class RunningProgram:
 
     `transform` applies to the function under test of an entry. `drawn` are the directions of derivation of the run; the
     next ones come from `replayed` if it is set, since another dtype would draw other numbers. `send` moves them to a
-    device of modes over torch CPU, which has tensors of its own. `settle` waits for the device. `error` is the error of
-    a step that may raise any."""
+    device of modes over torch CPU, which has tensors of its own. `settle` waits for the device, and `constant`
+    converts a constant of a call. `error` is the error of a step that may raise any."""
 
     def __init__(
         self,
@@ -65,6 +65,7 @@ class RunningProgram:
         self.apply: Transform = transform or _unchanged
         self.send: Callable[[Any], Any] = _unchanged
         self.settle: Callable[[], None] = lambda: None
+        self.constant: Callable[[Any], Any] = _unchanged
         self.drawn: list[torch.Tensor] = []
         self.replayed: Iterator[torch.Tensor] | None = None
         self.error: Exception | None = None
@@ -119,7 +120,7 @@ class RunningProgram:
         op = OPS[step.op]
         if op.form.by_runner:
             result = op.form.run(self, *self.arguments(step))
-            self.env.update(dict.fromkeys(step.out, result))
+            self.env.update(dict.fromkeys(step.out, result) if step.out or result is None else result)
             return
         result = self.within(step, lambda: self.call(op, *self.arguments(step, i)))
         results = result if isinstance(result, (tuple, list)) else (result,)

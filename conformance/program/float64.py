@@ -23,6 +23,7 @@ from conformance.engine.rules import Arguments
 from conformance.program.execute import ProgramSubject, RunningProgram, SteppedProgram, directions_of, make_inputs
 from conformance.program.model import GivenInput, Program
 from conformance.program.steps import layouts
+from conformance.program.steps.entry import OBJECT
 from conformance.program.steps.op import COMPUTE, LOSSY, Op, Step, StepError
 from conformance.program.steps.states import SEEDS, STATES
 from conformance.program.steps.table import OPS
@@ -77,7 +78,7 @@ class JudgedProgram(ProgramSubject):
     def operators(self) -> Collection[str]:
         """Return the names of the steps. A result depends on earlier steps, so a tolerance of one holds for all."""
         if self.program.given:
-            return {self.arguments().op}
+            return self.program.operators or {self.arguments().op}
         return {step.op for step in self.program.every_step}
 
     def arguments(self) -> Arguments:
@@ -86,7 +87,9 @@ class JudgedProgram(ProgramSubject):
         if self.program.given:
             trees = self.program.trees
             strided = [tensor for tensor in tensors(trees) if tensor.layout is torch.strided]
-            parts = trees.get("input"), trees.get("args", ()), trees.get("kwargs", {})  # none of a stateful call
+            parts = trees.get("input"), trees.get("args", ()), trees.get("kwargs", {})
+            if step.op.startswith(f"{OBJECT}:"):  # its inputs have names of their own
+                parts = next(iter(trees.values()), None), (), trees
             return Arguments(step.op.partition(":")[2], *parts, strided)
         running = RunningProgram(self.program)
         (first, *args), kwargs = running.arguments(step)
@@ -146,26 +149,38 @@ def _entry_in_float64(program: Program) -> Execution | None:
     named = [leaf.dtype if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves(program.trees)]
     if all(dtype == widened(dtype) for dtype in named if isinstance(dtype, torch.dtype)):
         return None
+    first = widened_answer(program)
+    if first is None or not any("seed" in step.kwargs for step in program.steps):
+        return first
+    again = widened_answer(program, change=1)
+    return None if again is None or compare(first.last, again.last, exact=True) else first
+
+
+def widened_answer(program: Program, reference: Float64Reference | None = None, change: int = 0) -> Execution | None:
+    """Return torch CPU's answer to a program of given inputs, on the inputs that `reference` sends, along the
+    directions that a run in its own dtypes draws, with the seeds plus `change`; None if it has no answer."""
+    wide = reference or Float64Reference()
     try:
         drawn = directions_of(program)
-        first, again = (_widened_run(program, change, drawn) for change in (0, 1))
-    except Exception:  # says nothing about the target: the finding stands
+        # Tensors that op_db keeps on the CPU are widened too.
+        tree = map_leaves(moved(program.trees, wide.send, wide.device), widened_leaf)
+        running = SteppedProgram(program, tree, wide)
+        running.replayed, running.constant = iter(drawn), widened_leaf
+        running.run(_reseeded(step, change) for step in program.steps)
+        if running.error is not None:
+            return None
+        return Execution((running.observe(wide),), outcome=running.outcome)
+    except Exception:  # torch CPU may have no kernel for float64: this says nothing about the target
         return None
-    return None if compare(first.last, again.last, exact=True) else first
 
 
-def _widened_run(program: Program, change: int, drawn: Sequence[torch.Tensor]) -> Execution:
-    """Return the run of an entry of op_db in float64 along the drawn directions, with the seed plus `change`."""
-    wide = Float64Reference()
-    # Tensors that op_db keeps on the CPU are widened too.
-    tree = moved(program.trees, wide.send, wide.device)
-    tree = map_leaves(tree, lambda leaf: widened(leaf) if isinstance(leaf, torch.dtype) else leaf)
-    running = SteppedProgram(program, tree, wide)
-    running.replayed = iter(drawn)
-    running.run(replace(step, kwargs={"seed": step.kwargs["seed"] + change}) for step in program.steps)
-    if running.error is not None:
-        raise running.error
-    return Execution((running.observe(wide),), outcome=running.outcome)
+def _reseeded(step: Step, change: int) -> Step:
+    return replace(step, kwargs={"seed": step.kwargs["seed"] + change}) if "seed" in step.kwargs else step
+
+
+def widened_leaf(leaf: Any) -> Any:
+    """Return the leaf for a call in float64: a dtype is widened."""
+    return widened(leaf) if isinstance(leaf, torch.dtype) else leaf
 
 
 def _names_the_cpu(step: Step) -> bool:

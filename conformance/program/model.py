@@ -230,7 +230,8 @@ class Program:
 
     A sample of op_db has `given` inputs in place of storages, and its first step calls the entry itself. Such a program
     lives in one process only: if it fails, `sources/opinfo/sample_program.py` writes it with literal inputs and a
-    public call. `process` converts a result whose sign or phase is free. If `refusal` is not None, the call must raise
+    public call. `operators` are those that the object of a step calls, if it calls several. `process` converts a result
+    whose sign or phase is free. If `refusal` is not None, the call must raise
     an error whose text matches that pattern, and nothing else is compared."""
 
     storages: tuple[Storage, ...]
@@ -244,6 +245,7 @@ class Program:
     given: tuple[GivenInput, ...] = ()
     process: Callable[[Any], Any] | None = None
     refusal: str | None = None
+    operators: tuple[str, ...] = ()
 
     @functools.cached_property
     def trees(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from conformance.engine.judge import judge
 from conformance.engine.loading import load_target
 from conformance.engine.rounding import small_faults
+from conformance.program.float64 import JudgedProgram, widened_answer
 from conformance.sources.trace.call import RESULT, TracedCall
 
 aten = torch.ops.aten
@@ -29,8 +31,9 @@ class TestSmallFaults:
         want = call.by_cpu()
         tensors = {**want.last.tensors, RESULT: replace(want.last.tensors[RESULT], value=answer)}
         got = replace(want, observations=(replace(want.last, tensors=tensors),))
-        assert not judge(call, want, got, CPU, {"value"}).mismatches
-        return [fault.where for fault in small_faults(call.widened_by, want.last, got.last)]
+        assert not judge(JudgedProgram(call.as_program()), want, got, CPU, {"value"}).mismatches
+        again = functools.partial(widened_answer, call.as_program())
+        return [fault.where for fault in small_faults(again, want.last, got.last)]
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
     def test_a_wrong_gradient_of_a_mean_loss(self, dtype):
@@ -73,5 +76,5 @@ class TestSmallFaults:
         """Without an answer in float64 nothing is a fault."""
         x = torch.rand(4) * 1e-6
         undecided = call(aten.mul.Tensor, x, x)
-        monkeypatch.setattr(TracedCall, "widened_by", lambda self, reference: None)
+        monkeypatch.setattr(TracedCall, "_again", None)  # a call of None raises
         assert self.judged(undecided, x * x * 2) == []

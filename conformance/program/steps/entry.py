@@ -2,9 +2,10 @@
 `object:NAME` any Python object, such as a module, an optimizer, or a call that measures itself.
 
 Defines `ROWS_OF_ENTRIES`. The operands of an entry are whole argument trees: the input, the positional and the keyword
-arguments, and the tensors of out=. Only the function under test goes through a target's transform: for
-`op_db.backward`, a compiler gets the call of the entry, and the cotangents are drawn outside. Each row sets the seed
-itself, so that both sides, a script, and a replay of one sample draw the same numbers.
+arguments, and the tensors of out=. An object may return a dict of named results, if its step names none. Only the
+function under test goes through a target's transform: for `op_db.backward`, a compiler gets the call of the entry, and
+the cotangents are drawn outside. Each row sets the seed itself, so that both sides, a script, and a replay of one
+sample draw the same numbers.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ class Runner(Protocol):
 
     def settle(self) -> None:
         """Wait for the device."""
+
+    def constant(self, leaf: Any) -> Any:
+        """Return a constant of the call as this run needs it: in float64, a floating dtype is torch.float64."""
 
     def draw(self, likes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return a direction of derivation for each tensor, from random numbers drawn on the CPU."""
@@ -111,9 +115,11 @@ def _forward_over_backward(runner: Runner, args: list[Any], kwargs: dict[str, An
 
 
 def _call_object(runner: Runner, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Call an object, which passes to the transform only the function that a compiler gets."""
+    """Call an object, which passes to the transform only the function that a compiler gets. A call within a script of
+    the user has no seed, since the generators are the script's."""
     call, *parts = args
-    set_seed(kwargs["seed"], runner.device)
+    if "seed" in kwargs:
+        set_seed(kwargs["seed"], runner.device)
     return call(runner, *parts)
 
 

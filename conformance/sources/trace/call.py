@@ -1,4 +1,4 @@
-"""One operator call of the traced script, with copies of its inputs, as a subject of the judge.
+"""One operator call of the traced script, with copies of its inputs, judged as a program of one step.
 
 Defines `TracedCall`. The device has run the call in the user's script; torch CPU runs it here, on the copies.
 """
@@ -9,20 +9,27 @@ import cmath
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from conformance.engine.aten_ops import METADATA_ONLY, is_metadata_only
 from conformance.engine.executor import Execution
-from conformance.engine.judge import Judged, Judgement, Terms, judge
-from conformance.engine.rounding import Float64Reference, small_faults
-from conformance.engine.rules import LARGE, TIES, Arguments
+from conformance.engine.judge import Judgement
+from conformance.engine.rounding import small_faults
+from conformance.engine.rules import LARGE, TIES
 from conformance.engine.target import Target
+from conformance.program.float64 import widened_answer
+from conformance.program.model import GivenInput, Program
+from conformance.program.steps.entry import OBJECT, Runner
+from conformance.program.steps.op import ANY, Held, Step
+from conformance.program.steps.op import tensor as operand
+from conformance.program.trial import CpuAnswer, Trial
 from conformance.record.names import METADATA
 from conformance.sources.trace.references import WORKSPACE, reference_of
 from conformance.standalone.device import copy_to_host
 from conformance.standalone.moving import (
+    MARKER,
     copied_to_host,
     leaves,
     map_leaves,
@@ -34,7 +41,6 @@ from conformance.standalone.moving import (
 )
 from conformance.standalone.observation import Observation, Raised, Seen, metadata_of, names_of, tensors_by_name
 from conformance.standalone.oracles import Mismatch, show
-from conformance.standalone.rounding import widened
 from conformance.standalone.torch_compat import DRAWS_NUMBERS
 
 RESULT = "result"
@@ -65,24 +71,18 @@ Tree = Any
 
 
 class CopiedCall:
-    """Base of a call with copies of its inputs on the CPU, as a subject of the judge: without intermediate results."""
+    """Base of a call with copies of its inputs on the CPU, which is judged as a program of one step.
 
-    def swayed(
-        self, mismatches: Sequence[Mismatch], expected: Observation, actual: Observation
-    ) -> Sequence[Observation]:
-        """See `Judged.swayed`."""
-        return ()
+    The user's script has made the call on the device, and torch CPU makes it on the copies, without an executor: that
+    would copy all inputs once more, and take twice the time for most calls (docs/notes/traced-calls.md)."""
 
-    def operators(self) -> Collection[str]:
-        """See `Judged.operators`."""
-        return {cast(Judged, self).arguments().op}
+    def as_program(self) -> Program:
+        """Return the program of one step that makes the call again. It holds the call, so nothing else may hold the
+        program: the copies of a traced call must be freed at once."""
+        raise NotImplementedError
 
     def oracles(self, target: Target) -> Collection[str]:
         """Return the oracles that judge the call on a target."""
-        raise NotImplementedError
-
-    def widened_by(self, reference: Float64Reference) -> Execution | None:
-        """Return torch CPU's answer on the inputs that `reference` sends; None if it has none."""
         raise NotImplementedError
 
     def inputs(self) -> list[Any]:
@@ -97,17 +97,36 @@ class CopiedCall:
         made = ((name, seen.value) for name, seen in got.last.tensors.items() if not is_finite(seen.value))
         return [_nonfinite(name, value) for name, value in made]
 
-    def in_float64(self, mismatches: Sequence[Mismatch], expected: Observation) -> Execution | None:
-        """Return torch CPU's answer in float64; None if it has none."""
-        return self.widened_by(Float64Reference())
-
     def judged(self, want: Execution, got: Execution, target: Target) -> Judgement:
         """Return the differences between torch CPU's answer and the target's."""
-        oracles, got = self.oracles(target), replace(got, observations=(with_equal_storages_of(want.last, got.last),))
-        judgement = judge(cast(Judged, self), want, got, target, oracles)  # no rule of its terms may run it again
+        program, oracles = self.as_program(), self.oracles(target)
+        got = replace(got, observations=(with_equal_storages_of(want.last, got.last),))
+        answer = CpuAnswer(program)
+        answer.run = want
+        judgement = Trial(program, target, (answer,)).judge(got, oracles)
         if judgement.mismatches or judgement.tolerated or "value" not in oracles or want.last.error is not None:
             return judgement
-        return judgement._replace(mismatches=small_faults(self.widened_by, want.last, got.last))
+        again = functools.partial(widened_answer, program)
+        return judgement._replace(mismatches=small_faults(again, want.last, got.last))
+
+
+def program_of_call(
+    operators: tuple[str, ...],
+    call: Callable[..., Any],
+    given: Mapping[str, Any],
+    rules: tuple[str, ...],
+    on_host: bool,
+) -> Program:
+    """Return the program whose step makes a call of these operators on inputs that exist. `call` gets the running
+    program and the inputs, and returns its results by name."""
+    inputs = tuple(GivenInput(one, map_leaves(value, _as_marker), on_host=on_host) for one, value in given.items())
+    step = Step(f"{OBJECT}:{operators[0]}", ({"object": Held(call)}, *map(operand, given)), raises=ANY)
+    return Program((), (), (step,), rules=rules, given=inputs, operators=operators)
+
+
+def _as_marker(leaf: Any) -> Any:
+    """Return the leaf for a given input, where the device of a call is a placeholder."""
+    return MARKER if isinstance(leaf, torch.device) else leaf
 
 
 @dataclass
@@ -172,15 +191,21 @@ class TracedCall(CopiedCall):
         arguments = self.func._schema.arguments
         return frozenset(one.name for one in arguments if one.alias_info and one.alias_info.is_write)
 
-    @property
-    def terms(self) -> Terms:
-        """Terms of a call on any inputs: rounding may dominate a result, and ties are open."""
-        chosen = CHOOSES & {self.func.overloadpacket.__name__} and isinstance(self._dim, int)
-        return Terms(rules=(LARGE, TIES) if chosen else (LARGE,))
+    def as_program(self) -> Program:
+        """See `CopiedCall.as_program`. Rounding may dominate a result, and ties are open."""
+        named = arguments_by_name(self.func, self.args, self.kwargs)
+        packet = self.func.overloadpacket.__name__
+        chosen = packet in CHOOSES and isinstance(named.get("dim", -1), int)
+        rules = (LARGE, TIES) if chosen else (LARGE,)
+        return program_of_call((packet,), self._again, named, rules, self.on_host)
 
-    @property
-    def _dim(self) -> Any:
-        return arguments_by_name(self.func, self.args, self.kwargs).get("dim", -1)
+    def _again(self, runner: Runner, *values: Any) -> dict[str, Any]:
+        """Make the call again on other values of its arguments. One process alone cannot make a collective call."""
+        if self.is_collective:
+            raise RuntimeError(f"{self.name} is a call of all processes")
+        count = len(self.args)
+        kwargs = dict(zip(self.kwargs, values[count:], strict=True))
+        return names_of(self._compared(values[:count], kwargs, self.reference(*values[:count], **kwargs)), RESULT)
 
     def inputs(self) -> list[Any]:
         """See `CopiedCall.inputs`. The call does not read what it only writes."""
@@ -192,34 +217,12 @@ class TracedCall(CopiedCall):
         """See `CopiedCall.made_nonfinite`. New memory may hold anything."""
         return [] if self.func.overloadpacket in UNWRITTEN else super().made_nonfinite(got)
 
-    def names_of_inputs(self) -> Collection[str]:
-        """Return the names of the arguments."""
-        return {*arguments_by_name(self.func, self.args, self.kwargs)}
-
-    def arguments(self) -> Arguments:
-        """Return the arguments of the call to which the rules apply."""
-        first, *args = self.args or (None,)
-        kwargs = {"dim": self._dim} if isinstance(self._dim, int) else dict[str, Any]()
-        name, leaves = self.func.overloadpacket.__name__, [*self.tensors.values()]
-        return Arguments(name, first, args, {**self.kwargs, **kwargs}, leaves)
-
     def oracles(self, target: Target) -> Collection[str]:
         """See `CopiedCall.oracles`. A random or undefined result has no value to compare, but storages must stay. A
         formula does not define strides."""
         left_open = {"value"} if self.free_content else set()
         left_open |= {"stride", "storage_offset", "contiguity"} if self.is_formula else set()
         return target.facts.oracles - UNSEEN - left_open
-
-    def widened_by(self, reference: Float64Reference) -> Execution | None:
-        """See `CopiedCall.widened_by`."""
-        if self.is_collective:
-            return None
-        try:
-            args, kwargs = reference.send((self.args, self.kwargs))
-            args, kwargs = map_leaves((args, kwargs), widened_leaf)
-            return self._run(args, kwargs, self.reference(*args, **kwargs))
-        except Exception:  # torch CPU may have no kernel for float64
-            return None
 
     def by_cpu(self) -> Execution:
         """Return torch CPU's answer on the copies. The copies keep their content, also if the operator writes an
@@ -260,16 +263,21 @@ class TracedCall(CopiedCall):
         for leaf in leaves(result):
             if isinstance(leaf, torch.ScriptObject) and hasattr(leaf, "wait"):
                 leaf.wait()  # a collective returns before it has written its tensors
-        arguments = arguments_by_name(self.func, args, kwargs)
-        compared = result[: WORKSPACE[self.func]] if self.func in WORKSPACE else result
-        if wanted := arguments.get("grad_input_mask"):  # others may hold anything
-            compared = [one if is_wanted else None for one, is_wanted in zip(compared, wanted)]
+        arguments, compared = arguments_by_name(self.func, args, kwargs), self._compared(args, kwargs, result)
         seen = observed(tensors_by_name(arguments), names_of(compared, RESULT), target)
         if self.free_content:
             free = {one.alias for name, one in seen.tensors.items() if name.partition("[")[0] in self.declared}
             kept = {name: storage for name, storage in seen.storages.items() if name not in free}
             seen = replace(seen, storages=kept)
         return Execution((seen,), outcome=result, inputs=(args, kwargs))
+
+    def _compared(self, args: Tree, kwargs: Tree, result: Tree) -> Tree:
+        """Return the part of a result that is compared: no workspace, and no gradient that the call does not want,
+        which may hold anything."""
+        compared = result[: WORKSPACE[self.func]] if self.func in WORKSPACE else result
+        if wanted := arguments_by_name(self.func, args, kwargs).get("grad_input_mask"):
+            compared = [one if is_wanted else None for one, is_wanted in zip(compared, wanted)]
+        return compared
 
 
 def arguments_by_name(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -380,8 +388,3 @@ def on_cpu(leaf: Any) -> Any:
     if isinstance(leaf, torch.device):
         return torch.device("cpu")
     return None if isinstance(leaf, torch.Generator) else leaf
-
-
-def widened_leaf(leaf: Any) -> Any:
-    """Return the leaf for a call in float64: a dtype is widened."""
-    return widened(leaf) if isinstance(leaf, torch.dtype) else leaf

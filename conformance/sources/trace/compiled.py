@@ -22,15 +22,24 @@ import torch
 
 from conformance.engine.aten_ops import Tagged
 from conformance.engine.executor import Execution
-from conformance.engine.judge import Terms
 from conformance.engine.loading import reference
-from conformance.engine.rounding import Float64Reference
 from conformance.engine.rules import LARGE
 from conformance.engine.target import Target
+from conformance.program.model import Program
+from conformance.program.steps.entry import Runner
 from conformance.record.error_text import text_of
 from conformance.record.names import ORACLES, SIGNIFICANT_STRIDE
 from conformance.record.shortfall import Shortfall
-from conformance.sources.trace.call import RESULT, VALUES, CopiedCall, NodeCall, fetched, observed, on_cpu, widened_leaf
+from conformance.sources.trace.call import (
+    RESULT,
+    VALUES,
+    CopiedCall,
+    NodeCall,
+    fetched,
+    observed,
+    on_cpu,
+    program_of_call,
+)
 from conformance.sources.trace.faults import FaultyOperator
 from conformance.sources.trace.mode import CallCounts, Tracing
 from conformance.sources.trace.places import BACKWARD, FORWARD, SourceLine, is_of_user
@@ -47,6 +56,9 @@ SECONDS = 60.0
 
 CALLS = ("call_function", "call_method", "call_module")
 
+COTANGENTS = "cotangents"
+"""Input of the program of a graph's call, beside the graph's own inputs."""
+
 Tree = Any
 Backend = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -62,36 +74,24 @@ class GraphCall(CopiedCall):
     wanted: frozenset[str] = frozenset()
     cotangents: list[Any] | None = None
     draws: bool = False
-    on_host = True
 
-    @property
-    def terms(self) -> Terms:
-        """Rounding may dominate a result."""
-        return Terms(rules=(LARGE,))
+    def as_program(self) -> Program:
+        """See `CopiedCall.as_program`. Rounding may dominate a result, and a graph may name the CPU."""
+        given = {**dict(zip(self.names, self.args)), COTANGENTS: self.cotangents}
+        called = (getattr(node.target, "__name__", str(node.target)) for node in self.graph.graph.nodes)
+        return program_of_call((*dict.fromkeys(called),), self._again, given, (LARGE,), on_host=True)
+
+    def _again(self, runner: Runner, *values: Any) -> dict[str, Any]:
+        """Call the graph again on other values of its inputs, and of its cotangents, which are the last value."""
+        return self._results(_with_constants(self.graph, runner.constant), values[:-1], values[-1])
 
     def inputs(self) -> list[Any]:
         """See `CopiedCall.inputs`."""
         return leaves((self.args, self.cotangents))
 
-    def names_of_inputs(self) -> Sequence[str]:
-        """Return the names of the inputs."""
-        return self.names
-
-    def operators(self) -> frozenset[str]:
-        """Return the names of the functions and methods of the graph."""
-        return frozenset(getattr(node.target, "__name__", str(node.target)) for node in self.graph.graph.nodes)
-
     def oracles(self, target: Target) -> frozenset[str]:
         """See `CopiedCall.oracles`."""
         return JUDGED - VALUES if self.draws else JUDGED
-
-    def widened_by(self, reference: Float64Reference) -> Execution | None:
-        """See `CopiedCall.widened_by`."""
-        try:
-            args, cotangents = reference.send((self.args, self.cotangents))
-            return self._run(_with_constants(self.graph, widened_leaf), args, cotangents)
-        except Exception:  # torch CPU may have no kernel for float64
-            return None
 
     def by_cpu(self) -> Execution:
         """Return the graph's answer in eager torch CPU."""
@@ -110,13 +110,16 @@ class GraphCall(CopiedCall):
         return Execution((observed(tensors_by_name(inputs), results, target),))
 
     def _run(self, graph: torch.fx.GraphModule, args: list[Any], cotangents: list[Any] | None) -> Execution:
-        named, inputs = dict(zip(self.names, args)), dict[str, torch.Tensor]()
-        if cotangents is None:
-            with torch.no_grad():
-                results, inputs = names_of(graph(*args), RESULT), tensors_by_name(named)
-        else:
-            results = gradients(graph, named, self.wanted, cotangents)
+        results = self._results(graph, args, cotangents)
+        inputs = tensors_by_name(dict(zip(self.names, args))) if cotangents is None else {}
         return Execution((observed(inputs, results),), outcome=results)
+
+    def _results(self, graph: torch.fx.GraphModule, args: Sequence[Any], cotangents: Any) -> dict[str, Any]:
+        """Return the graph's results by name, or the gradients of its inputs."""
+        if cotangents is not None:
+            return gradients(graph, dict(zip(self.names, args)), self.wanted, cotangents)
+        with torch.no_grad():
+            return names_of(graph(*args), RESULT)
 
 
 def gradients(

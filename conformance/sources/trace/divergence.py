@@ -27,8 +27,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from conformance.engine.executor import Execution
 from conformance.engine.rounding import AS_GOOD, relative_error
 from conformance.engine.target import Target
+from conformance.program.float64 import widened_leaf
 from conformance.record.result import counted
-from conformance.sources.trace.call import RESULT, TracedCall, widened_leaf
+from conformance.sources.trace.call import RESULT, TracedCall
 from conformance.sources.trace.faults import FaultyOperator
 from conformance.sources.trace.places import Site, SourceLine
 from conformance.sources.trace.saved_run import SavedRun

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
+import random
+import weakref
+from dataclasses import replace
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils.checkpoint import checkpoint
 
 import conformance
+from conformance.engine.loading import load_target
 from conformance.sources.trace.call import TracedCall
 from tests.sources.trace.planting import planted
 
@@ -328,3 +334,35 @@ class TestTiny:
             torch.cos(torch.ones(3).to("tiny"))
         (fault,) = trace.faults
         assert fault.name == "aten.cos.default" and fault.mismatch.oracle == "error"
+
+
+class TestTheProgramOfACall:
+    """A call is judged as a program of one step, which runs again only where values differ."""
+
+    def judged(self):
+        """Judge a sum whose device's answer is 1 % off, and return a weak reference to the call, and the names of the
+        wrong tensors."""
+        call = TracedCall(torch.ops.aten.sum.default, (torch.arange(64) / 7,), {})
+        want = call.by_cpu()
+        seen = want.last.tensors["result"]
+        tensors = {**want.last.tensors, "result": replace(seen, value=seen.value * 1.01)}
+        got = replace(want, observations=(replace(want.last, tensors=tensors),))
+        return weakref.ref(call), [wrong.where for wrong in call.judged(want, got, load_target("cpu")).mismatches]
+
+    def test_the_answer_in_float64_draws_from_no_generator(self):
+        """The generators are the script's: a wrong call must not change what the script draws next."""
+
+        def generators():
+            return torch.random.get_rng_state().tolist(), random.getstate(), numpy.random.get_state()[1].tolist()
+
+        before = generators()
+        assert self.judged()[1] == ["result"]
+        assert generators() == before
+
+    def test_the_copies_are_freed_at_once(self):
+        """A cycle of references would keep the copies of every call until the garbage collector runs."""
+        gc.disable()
+        try:
+            assert self.judged()[0]() is None
+        finally:
+            gc.enable()
