@@ -20,8 +20,8 @@ from conformance.program.model import Program, ProgramError, call_of
 from conformance.program.steps.op import StepError
 from conformance.program.trial import CpuFunction, Trial
 from conformance.program.unsupported import unsupported_names, unsupported_reason
-from conformance.program.verdict import UNAVAILABLE, UNCAPTURED, WATCHED, Verdict, judge_call, located, reached
-from conformance.record.measurements import RECOMPILED, Measurements
+from conformance.program.verdict import UNAVAILABLE, UNCAPTURED, WATCHED, Verdict, extent_of, judge_call, located
+from conformance.record.measurements import NOT_COMPILED, RECOMPILED, Measurements
 from conformance.standalone.oracles import compare
 
 WORDS = {"size": "shape", "beside": "aliasing", "alone": "aliasing", "same": "aliasing"}
@@ -126,7 +126,7 @@ def judge_trial(
         if wrong:
             sides, change = (call.cpu.end.observation, actual), change_of(program, number) if number else ""
             return Verdict(tuple(wrong), call=number, change=change, calls=number + 1, sides=sides)
-    if not reached(program, execution.capture):
+    if extent_of(trial, execution.capture) == NOT_COMPILED:
         return Verdict(unsupported=UNCAPTURED)
     return Verdict(arbitrated=arbitrated, tolerated=tolerated, calls=len(trial.calls), measured=measured)
 

@@ -8,7 +8,7 @@ between. The last step of the wrong prefix is the first bad step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from conformance.engine.executor import Watch, no_watch
@@ -24,7 +24,7 @@ from conformance.program.steps.table import OPS
 from conformance.program.trial import Trial
 from conformance.program.unsupported import lacking_operator, unsupported_reason
 from conformance.record.finding import MOVE, Signature, answers, gist
-from conformance.record.measurements import UNMEASURED, Measurements
+from conformance.record.measurements import COMPILED, NOT_COMPILED, UNMEASURED, Measurements
 from conformance.record.names import MEASURED
 from conformance.record.sentences import sentence
 from conformance.standalone.observation import Observation, out_of_memory
@@ -51,6 +51,7 @@ class Verdict:
     - `relation`: the metamorphic relation that is broken; "" without one.
     - `arbitrated`: the program passed only because the target agrees with float64, and torch CPU is no nearer to it.
     - `tolerated`: the program passed only by a tolerance that the target declares.
+    - `extent`: how much of the program the compiler received; see `extent_of`.
     """
 
     mismatches: tuple[Mismatch, ...] = ()
@@ -65,6 +66,7 @@ class Verdict:
     change: str = ""
     calls: int = 0
     relation: str = ""
+    extent: str = ""
     cause: Mismatch | None = None
     """First mismatch at the first bad step. At the end of the program, mismatches of other steps may precede it."""
     sides: tuple[Observation, Observation] | None = field(default=None, compare=False, repr=False)
@@ -117,39 +119,63 @@ def judge_call(
     unsupported = unsupported_reason(program, target.facts) or lacking_operator(program, target)
     if unsupported:
         return Verdict(unsupported=unsupported)
-    expected = cpu.end
     if target.facts.transforms_program and not cpu.same_unwatched:
         return Verdict(unsupported=WATCHED)
-    execution = trial.run(watch=watch)
-    if execution.unavailable:
+    verdict = compare_call(trial, watch)
+    if verdict.unsupported:
         return Verdict(unsupported=UNAVAILABLE)
-    actual = execution.last
-    mismatches, arbitrated, tolerated = trial.judge(actual)
-    if not mismatches and not reached(program, execution.capture):
+    if not verdict.mismatches and verdict.extent == NOT_COMPILED:
         return Verdict(unsupported=UNCAPTURED)
+    measured = verdict.measured
+    before = baseline.get(digest(program), {}) if baseline and measured.counts else {}
+    more = exceeding(measured, measured.most, "aten ops on CPU") + exceeding(measured, before, "in the baseline")
+    verdict = replace(verdict, mismatches=(*verdict.mismatches, *more), recorded=bool(before))
+    if verdict.passed and target.facts.lazy and any(OPS[step.op].family == FUSION for step in program.steps):
+        return _step_by_step(trial, verdict, watch)
+    if verdict.passed or verdict.bad_step or not locate or verdict.mismatches[0].oracle in MEASURED:
+        return verdict
+    return located(trial, verdict, watch)
+
+
+def compare_call(trial: Trial, watch: Watch = no_watch, oracles: Collection[str] | None = None) -> Verdict:
+    """Run a program of one call on the target, and return the verdict of the judge: without a search for the bad step,
+    and without a comparison of the measured counts with their bounds. Only these oracles judge; all of the target's if
+    they are None.
+
+    `unsupported` is the layout that the device cannot make. If only one side raises, nothing is measured."""
+    target, execution = trial.target, trial.run(watch=watch)
+    if execution.unavailable:
+        return Verdict(unsupported=f"the device has no way to make {execution.unavailable}")
+    expected, actual = trial.cpu.run.last, execution.last
+    mismatches, arbitrated, tolerated = trial.judge(execution, oracles)
     if actual.error is not None and execution.failed_step is not None:
         where = f"step {execution.failed_step}"
-        mismatches = [
-            replace(mismatch, where=where) if mismatch.oracle == "error" else mismatch for mismatch in mismatches
-        ]
-    counts_kernels = any(measure.name in MEASURED for measure in target.facts.measures)
-    measured = bounded(execution.measured, cpu.most_kernels if counts_kernels else None)
-    before = baseline.get(digest(program), {}) if baseline and measured.counts else {}
-    mismatches += exceeding(measured, measured.most, "aten ops on CPU") + exceeding(measured, before, "in the baseline")
-    verdict = Verdict(
+        mismatches = [replace(wrong, where=where) if wrong.oracle == "error" else wrong for wrong in mismatches]
+    measured = UNMEASURED
+    if (expected.error is None) == (actual.error is None):
+        counts_kernels = any(measure.name in MEASURED for measure in target.facts.measures)
+        measured = bounded(execution.measured, trial.cpu.most_kernels if counts_kernels else None)
+    return Verdict(
         tuple(mismatches),
         execution.failed_step,
         measured=measured,
-        recorded=bool(before),
         arbitrated=arbitrated,
         tolerated=tolerated,
-        sides=(expected.observation, actual),
+        extent=extent_of(trial, execution.capture),
+        sides=(expected, actual),
     )
-    if verdict.passed and target.facts.lazy and any(OPS[step.op].family == FUSION for step in program.steps):
-        return _step_by_step(trial, verdict, watch)
-    if verdict.passed or verdict.bad_step or not locate or mismatches[0].oracle in MEASURED:
-        return verdict
-    return located(trial, verdict, watch)
+
+
+def extent_of(trial: Trial, capture: Capture | None) -> str:
+    """Return how much of the program the compiler received: COMPILED, PARTLY or NOT_COMPILED, or "" if the target
+    counts no ops. An error that torch CPU raises too may end the tracing, and then counts as the compiler's answer."""
+    if capture is None:
+        return ""
+    if trial.program.given:
+        refused = trial.cpu.run.last.error is not None and not capture.breaks
+    else:
+        refused = all(step.raises for step in trial.program.steps)
+    return COMPILED if refused and not capture.ops else capture.extent
 
 
 def located(trial: Trial, verdict: Verdict, watch: Watch) -> Verdict:
@@ -210,12 +236,6 @@ def _step_by_step(trial: Trial, together: Verdict, watch: Watch) -> Verdict:
     number, cause = wrong
     cause = replace(cause, detail="; ".join(filter(None, (cause.detail, "only when each step is computed by itself"))))
     return replace(together, mismatches=(cause,), bad_step=number, cause=cause)
-
-
-def reached(program: Program, capture: Capture | None) -> bool:
-    """Return whether the compiler received ops, if the target counts them. If every step must raise, each may do so
-    during tracing, which counts as reached."""
-    return capture is None or bool(capture.ops) or all(step.raises for step in program.steps)
 
 
 def leading(mismatches: Sequence[Mismatch]) -> Mismatch:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import time
 import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from conformance.record.case_counts import CaseCounts
 from conformance.record.errors import UserError
 from conformance.record.measurements import NOT_COMPILED
 from conformance.record.result import Failure, Outcome, Result
@@ -69,25 +71,16 @@ def judge_case(case: StatefulCase, target: Target) -> Result:
 
     if reason := unfit(case, target):
         return case.result(Outcome.SKIP, skipped=1, reason=reason)
-    compared = failed = arbitrated = 0
-    skipped: dict[str, int] = {}
-    failures: dict[str, Failure] = {}
+    counts = CaseCounts(case)
     try:
         for trial in trials_of(case, target):
-            reason, found, by_float64 = _judge(trial)
-            if reason:
-                skipped[reason] = skipped.get(reason, 0) + 1
-                continue
-            compared, failed, arbitrated = compared + 1, failed + bool(found), arbitrated + by_float64
-            for failure in found:
-                failures.setdefault(failure.oracle, failure)
+            _judge(trial, counts)
     except UserError:
         raise
     except Exception as error:
-        failed, failures["harness"] = failed + 1, Failure.of_harness(error)
-    outcome = Outcome.FAIL if failures else Outcome.PASS if compared else Outcome.SKIP
-    counts = {"samples": compared, "failed": failed, "skipped": sum(skipped.values()), "arbitrated": arbitrated}
-    return case.result(outcome, failures=tuple(failures.values()), reason="; ".join(skipped), **counts)
+        counts.failed += 1
+        counts.fail(Failure.of_harness(error))
+    return counts.result()
 
 
 def unfit(case: StatefulCase, target: Target) -> str:
@@ -103,9 +96,9 @@ def unfit(case: StatefulCase, target: Target) -> str:
     return f"torch has no fused {case.optimizer} for {device}"
 
 
-def _judge(trial: StatefulTrial) -> tuple[str, list[Failure], bool]:
-    """Run a trial on torch CPU and on the target. Return why it says nothing about the target, or its failures, and
-    whether float64 decided."""
+def _judge(trial: StatefulTrial, counts: CaseCounts) -> None:
+    """Run a trial on torch CPU and on the target, and count what it says about the target."""
+    from conformance.program.verdict import compare_call
     from conformance.sources.modules.script import standalone
     from conformance.standalone.oracles import headline
 
@@ -113,17 +106,19 @@ def _judge(trial: StatefulTrial) -> tuple[str, list[Failure], bool]:
     step(f"sample {number} on torch CPU")
     error = trial.cpu.run.last.error
     if error is not None and error.not_implemented:
-        return f"the CPU does not implement it either: {headline(error.text)}", [], False
+        return counts.skip(f"the CPU does not implement it either: {headline(error.text)}", excused=True)
     here = f"sample {number} on the target"
-    actual = trial.run(watch=lambda _, builds: step(here, COMPILING if builds else here))
-    if actual.unavailable:
-        return f"the device has no way to make {actual.unavailable}", [], False
-    judgement = trial.judge(actual)
-    if not judgement.mismatches and actual.capture is not None and actual.capture.extent == NOT_COMPILED:
-        return f"{NOT_COMPILED}: the compiler received nothing", [], False
-    failures = []
-    for mismatch in judgement.mismatches:
+    verdict = compare_call(trial, lambda _, builds: step(here, COMPILING if builds else here))
+    if verdict.unsupported:
+        return counts.skip(verdict.unsupported, excused=True)
+    if not verdict.mismatches and verdict.extent == NOT_COMPILED:
+        return counts.skip(f"{NOT_COMPILED}: the compiler received nothing", excused=True)
+    counts.compared += 1
+    counts.failed += bool(verdict.mismatches)
+    counts.arbitrated += verdict.arbitrated
+    counts.tolerated += verdict.tolerated
+    for mismatch in verdict.mismatches:
         failure = Failure.of(mismatch, sample=number, call=trial.source[:200])
         script = standalone(case, target.script(), number, f"{case.id}: {sentence(failure)}", mismatch)
-        failures.append(Failure.of(mismatch, sample=number, call=failure.call, script=script))
-    return "", failures, judgement.arbitrated
+        counts.fail(replace(failure, script=script))
+    return None

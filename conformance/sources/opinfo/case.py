@@ -11,7 +11,6 @@ import contextlib
 import re
 import time
 import warnings
-from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -19,7 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from conformance.engine.executor import Execution, Executor, Watch
-from conformance.engine.judge import bounded, exceeding
+from conformance.engine.judge import exceeding
 from conformance.engine.loading import reference
 from conformance.engine.rules import LaidOut
 from conformance.engine.target import Target
@@ -29,11 +28,13 @@ from conformance.program.execute import ProgramSubject
 from conformance.program.model import Program
 from conformance.program.relations import BROKEN, BY_STRIDES, LAYOUT
 from conformance.program.unsupported import SPARSE, TAGGED, lacking_operator, runs_tagged, unsupported_names
+from conformance.program.verdict import compare_call
+from conformance.record.case_counts import CaseCounts
 from conformance.record.errors import UserError
 from conformance.record.finding import TOGETHER
 from conformance.record.measurements import COMPILED, NOT_COMPILED, Measurements
-from conformance.record.names import CHANGED, MEASURED, NOT_COMPARED
-from conformance.record.result import LONGEST_TEXT, Failure, Outcome, Result
+from conformance.record.names import CHANGED, NOT_COMPARED
+from conformance.record.result import LONGEST_TEXT, Failure, Result
 from conformance.sources.opinfo import batch, catalog, surroundings, undefined
 from conformance.sources.opinfo.arguments import Origin
 from conformance.sources.opinfo.finding import failure_of, failure_of_program
@@ -85,16 +86,16 @@ def run_case(
     return running.result(time.perf_counter() - begin)
 
 
-class RunningCase:
-    """A case in progress on the target: its counts, its measurements, and the first failure of each oracle."""
+class RunningCase(CaseCounts):
+    """A case in progress on the target."""
+
+    case: Case
 
     def __init__(self, case: Case, target: Target, note: Note) -> None:
-        self.case, self.target, self.note = case, target, note
+        super().__init__(case)
+        self.target, self.note = target, note
         self.op, self.dtype = catalog.find(case), getattr(torch, case.dtype)
         self.fault, self.fault_is_fatal = undefined.fault_of(case)
-        self.compared = self.arbitrated = self.tolerated = self.failed = self.excused = 0
-        self.skipped = Counter[str]()
-        self.failures: dict[str, Failure] = {}
         self.measured = Measurements({measure.name: 0 for measure in target.facts.measures})
         self.worst: dict[str, tuple[int, SampleTrial]] = {}
         """By measure, the trial with the largest excess over its bound, and that excess."""
@@ -128,40 +129,6 @@ class RunningCase:
             excess, trial = self.worst[mismatch.oracle]  # the sum exceeds its bound only if one call does
             more = replace(mismatch, detail=f"{mismatch.detail}, {excess} more in this sample")
             self.fail(failure_of(trial, more, Observation(), Observation()))
-
-    def result(self, seconds: float) -> Result:
-        """Return the result of the case."""
-        reason = "" if self.compared else ("; ".join(self.skipped) or "OpInfo has no sample for it")
-        # A compiler may receive no ops from any sample.
-        excused = self.measured.get(NOT_COMPILED) or 0 < self.excused == self.skipped.total()
-        if not (self.compared or self.failures or excused):
-            # A whole case may be skipped only if the target declares it beforehand; otherwise an expectation must
-            # declare it.
-            self.fail(Failure(NOT_COMPARED, "the whole case", "a comparison", "none", reason))
-        passed = Outcome.PASS if self.compared else Outcome.SKIP
-        outcome = Outcome.CRASH if "memory" in self.failures else Outcome.FAIL if self.failures else passed
-        return self.case.result(
-            outcome,
-            samples=self.compared,
-            arbitrated=self.arbitrated,
-            tolerated=self.tolerated,
-            skipped=self.skipped.total(),
-            failed=self.failed,
-            reason=reason,
-            failures=tuple(self.failures.values()),
-            measurements=self.measured,
-            seconds=seconds,
-        )
-
-    def skip(self, reason: str, excused: bool = False) -> None:
-        """Skip a sample. `excused` marks a reason that is no failure, even if it holds for every sample: a declaration
-        of the target, or a sample with nothing to compare."""
-        self.skipped[reason] += 1
-        self.excused += excused
-
-    def fail(self, failure: Failure) -> None:
-        """Store the first failure of each oracle."""
-        self.failures.setdefault(failure.oracle, failure)
 
     def take(
         self, trial: SampleTrial, mismatches: Sequence[Mismatch], expected: Observation, actual: Observation
@@ -240,46 +207,32 @@ class RunningCase:
 
     def _compare_alone(self, trial: SampleTrial) -> None:
         expected, error = trial.cpu.run.last, trial.cpu.run.last.error
-        actual = trial.run(watch=self._watch(trial.sample))
-        if actual.unavailable:
-            return self.skip(f"the device has no way to make {actual.unavailable}", excused=True)
-        # If only one side raises, which the judge reports, the counts of the two sides are not comparable.
-        if (error is None) == (actual.last.error is None):
-            self._measure(trial, actual)
         # PyTorch does not define the content of operands after a refused call.
         oracles = {"error"} if self.case.variant in CHANGED and error is not None else None
-        mismatches, arbitrated, tolerated = trial.judge(actual, oracles)
-        origin = trial.sample.origin
-        mismatches = [mismatch for mismatch in mismatches if not as_refused(origin, expected, actual.last, mismatch)]
+        verdict = compare_call(trial, self._watch(trial.sample), oracles)
+        if verdict.unsupported:
+            return self.skip(verdict.unsupported, excused=True)
+        assert verdict.sides is not None
+        self._measure(trial, verdict.measured)
+        origin, actual = trial.sample.origin, verdict.sides[1]
+        mismatches = [wrong for wrong in verdict.mismatches if not as_refused(origin, expected, actual, wrong)]
         if mismatches and self.fault:
             return self.skip(self.fault, excused=True)
-        reached = self._reached(actual, error is not None)
-        if not mismatches and not reached:
+        self.measured += Measurements({verdict.extent: 1} if verdict.extent else {})
+        if not mismatches and verdict.extent == NOT_COMPILED:
             # Counted separately, and never a pass: torch CPU would be compared with itself.
             return self.skip(f"{NOT_COMPILED}: the compiler received nothing", excused=True)
-        self.arbitrated += arbitrated
-        self.tolerated += tolerated
-        return self.take(trial, mismatches, expected, actual.last)
+        self.arbitrated += verdict.arbitrated
+        self.tolerated += verdict.tolerated
+        return self.take(trial, mismatches, expected, actual)
 
-    def _measure(self, trial: SampleTrial, actual: Execution) -> None:
+    def _measure(self, trial: SampleTrial, measured: Measurements) -> None:
         """Add the measurements of one program; remember the one with the largest excess."""
-        judged = not {*MEASURED}.isdisjoint(actual.measured.counts)
-        measured = bounded(actual.measured, trial.cpu.most_kernels if judged else None)
         self.measured += measured
         for name, bound in measured.most.items():
             excess = measured.counts[name] - bound
             if excess > self.worst.get(name, (0, trial))[0]:
                 self.worst[name] = excess, trial
-
-    def _reached(self, actual: Execution, raises: bool) -> bool:
-        """Whether the target's compiler received at least a part of the call; counts the extent. An error during
-        tracing counts as the compiler's own answer.
-        """
-        if actual.capture is None:
-            return True
-        extent = COMPILED if raises and not actual.capture.ops and not actual.capture.breaks else actual.capture.extent
-        self.measured += Measurements({extent: 1})
-        return extent != NOT_COMPILED
 
     def _judge_by_relations(self, trial: SampleTrial) -> None:
         """Judge a sample by the target's relations, as a program that is data."""
