@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from conformance.record.finding import shown_by
 from conformance.record.names import OPERATOR
 from conformance.record.patterns import base_operator, blamed_operator, by_culprit, pattern_of
 from conformance.record.result import BROKEN, TABLES, Outcome, Result, counted, severity
@@ -85,10 +84,7 @@ def pattern_of_result(result: Result) -> str:
         return f"{result.op}: {result.repro.title}"
     if result.failures[0].cause:
         return f"{result.failures[0].cause} of {result.op}"
-    wrong, first = min(
-        ((shown_by(failure), failure) for failure in result.failures),
-        key=lambda pair: severity(result.replace(failures=(pair[1],))),
-    )
+    wrong, first = min(result.wrong, key=lambda pair: severity(result.replace(failures=(pair[1],))))
     return by_culprit(pattern_of(first, wrong, result.name), wrong, result.name, first.culprit)
 
 

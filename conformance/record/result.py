@@ -243,6 +243,13 @@ class Result(Named):
         return tuple(dict.fromkeys(f.oracle for f in self.failures))
 
     @property
+    def wrong(self) -> list[tuple[str, Failure]]:
+        """The property that each failure shows to be wrong, with the failure. Each tensor of a module's state covers
+        its storage, so wrong memory of a buffer is a wrong value, and no write outside of it."""
+        own = self.layout == MODULES
+        return [("value" if own and one.oracle == "storage" else shown_by(one), one) for one in self.failures]
+
+    @property
     def only_measured(self) -> bool:
         """Whether the only differences are declared counts above their bounds."""
         return self.outcome is Outcome.XFAIL and {*self.oracles} <= {*MEASURED}
@@ -269,7 +276,7 @@ def severity(result: Result) -> tuple[bool, int, int, int, str]:
     come after the others. In each of these two groups, findings whose script was not run come behind the others, and
     findings whose script does not show its headline come last."""
     finding = result.finding
-    seen = [shown_by(failure) for failure in result.failures]
+    seen = [wrong for wrong, _ in result.wrong]
     if result.repro is not None:
         seen = [result.repro.kind]
     elif finding and finding.property:

@@ -14,6 +14,7 @@ from conformance.engine.loading import reference
 from conformance.engine.target import Target
 from conformance.program.float64 import JudgedProgram
 from conformance.record import result as model
+from conformance.record.causes import causes_of
 from conformance.record.errors import TargetError, UsageError
 from conformance.record.result import SHOWS, Outcome, Result
 from conformance.sources.modules import tasks
@@ -181,6 +182,7 @@ class TestCommand:
         }
         assert found["nn.Linear::float32::train"].samples == 3
         assert {found[name].alone for name in wrong} == {SHOWS}
+        assert {cause.pattern.partition(" of ")[0] for cause in causes_of(found.values())} == {"value"}
         [value] = [each for each in found["nn.BatchNorm1d::float32::train"].failures if each.oracle == "value"]
         assert value.where == "state['running_var']"
         text = (tmp_path / "modules.json").read_text()
