@@ -24,6 +24,7 @@ JOBS = {
     "sizes": ("conformance.sources.sizes", "run calls of large sizes, and measure their memory beside torch CPU's"),
     "repros": ("conformance.sources.repros", "try every known bug of PyTorch on a target"),
     "modules": ("conformance.sources.modules", "run PyTorch's modules and optimizers on a target"),
+    "upstream": ("conformance.sources.upstream", "run PyTorch's own device-type tests on a target"),
     "models": ("conformance.sources.models", "run the recorded operator calls of published models on a target"),
     "record": ("conformance.sources.models.record", "record the operator calls of a script's model"),
     "operator": ("conformance.sources.operator", "judge an operator of your own against a reference"),

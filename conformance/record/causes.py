@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from conformance.record.names import OPERATOR
+from conformance.record.finding import gist
+from conformance.record.names import DEVICE_TEST, OPERATOR
 from conformance.record.patterns import base_operator, blamed_operator, by_culprit, pattern_of
 from conformance.record.result import BROKEN, TABLES, Outcome, Result, counted, severity
 from conformance.record.upstream import UNKNOWN
@@ -82,6 +83,8 @@ def pattern_of_result(result: Result) -> str:
         return ""
     if result.repro is not None:
         return f"{result.op}: {result.repro.title}"
+    if result.failures[0].oracle == DEVICE_TEST:  # thousands of tests fail by one message
+        return gist(result.failures[0].actual)
     if result.failures[0].cause:
         return f"{result.failures[0].cause} of {result.op}"
     wrong, first = min(result.wrong, key=lambda pair: severity(result.replace(failures=(pair[1],))))

@@ -66,7 +66,16 @@ REPROS = "repros"
 """The command that runs the repros of known bugs, and the layout of its results."""
 REPRO = "repro"
 """The oracle of a known bug that the target shows."""
-RUN_ORACLES = ("crash", "timeout", "memory", "message", "device", "harness", *MEASURED, POWER, REPRO, NOT_COMPARED)
+UPSTREAM = "upstream"
+"""The command that runs PyTorch's own tests, and the layout of its results."""
+TEST_FILES = "files of tests"
+"""The entry of its environment that names its files."""
+DEVICE_TEST = "test"
+"""The oracle of a test of PyTorch that fails."""
+RUN_ORACLES = (
+    *("crash", "timeout", "memory", "message", "device", "harness"),
+    *(*MEASURED, POWER, REPRO, DEVICE_TEST, NOT_COMPARED),
+)
 """Further oracles, which exist only for a run. NOT_COMPARED is a sample that could not be compared although neither
 OpInfo nor torch CPU nor the target's declarations give a reason."""
 

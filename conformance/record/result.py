@@ -38,6 +38,7 @@ from conformance.record.names import (
     REPROS,
     TORCH_CPU,
     TRACE,
+    UPSTREAM,
     without_features,
 )
 from conformance.record.program_stats import ProgramStats
@@ -46,7 +47,7 @@ from conformance.record.shortfall import Shortfall, describe
 
 SCHEMA = 5
 KIND = "conformance"
-TABLES = (ACCURACY, SIZES, MUTANTS, OPERATOR, TRACE, REPROS, MODULES)
+TABLES = (ACCURACY, SIZES, MUTANTS, OPERATOR, TRACE, REPROS, MODULES, UPSTREAM)
 """The commands whose cases come from a table; each is the layout of its cases."""
 SHOWS = "shows its headline"
 """Value of `alone` for a script that shows the result's headline when run in a fresh process."""

@@ -203,6 +203,7 @@ _SENTENCES: Mapping[str, Callable[[MismatchLike], str]] = {
     "grad": _grad,
     "version": _version,
     "repro": _repro,
+    "test": lambda diff: f"{diff.where} should pass, and fails: {_short(diff.actual)}",
     **dict.fromkeys(MEASURED, _measured),
     "device": _device,
     "message": lambda diff: f"{diff.where} should say what torch CPU says, and says: {_short(diff.actual)}",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ from conformance.record.accuracy import shown
 from conformance.record.causes import causes_of
 from conformance.record.footprint import mebibytes
 from conformance.record.measurements import Measurements, Rise
-from conformance.record.names import DTYPES, OPERATOR, REPROS, TRACE, VARIANTS
+from conformance.record.names import DTYPES, OPERATOR, REPROS, TEST_FILES, TRACE, UPSTREAM, VARIANTS
 from conformance.record.program_stats import AXES, ProgramStats
 from conformance.record.repro import VERDICTS
 from conformance.record.result import UNEXPECTED, WITHOUT_BACKEND, Failure, Outcome, Result, Run, summary_line
@@ -55,6 +56,13 @@ OF_REPROS = LABELS | {
     Outcome.SKIP: "repros that the target cannot run",
 }
 """The same for the repros of known bugs."""
+OF_TESTS = LABELS | {
+    Outcome.PASS: "tests that pass",
+    Outcome.FAIL: "tests that fail",
+    Outcome.SKIP: "tests that skip themselves on this device",
+}
+"""The same for PyTorch's own tests."""
+LABELS_OF = {REPROS: OF_REPROS, UPSTREAM: OF_TESTS}
 
 
 def embed(data: Any) -> str:
@@ -93,6 +101,7 @@ def page_data(run: Run, baseline: Run | None) -> dict[str, Any]:
     whole = run.table in WHOLE
     usual = f"conformance {run.table}" if run.table else "python -m conformance.opinfo_runner"
     again = run.command if whole else f"{usual} --target {run.target}"
+    again += "".join(f" --tests {shlex.quote(path)}" for path in shlex.split(run.environment.get(TEST_FILES, "")))
     return {
         "rows": rows,
         "names": list(map(escape_control_characters, names.numbers)),
@@ -100,6 +109,7 @@ def page_data(run: Run, baseline: Run | None) -> dict[str, Any]:
         "details": _details(results),
         "command": escape_control_characters(again),
         "table": bool(run.table),
+        "variants": run.table != UPSTREAM,
         "measures": [{**vars(measure), "watched": measure.rise is Rise.REGRESSION} for measure in run.measures],
         "whole": whole,
         "reference": escape_control_characters(run.reference),
@@ -154,7 +164,7 @@ def render(
     difference = difference or (diff(baseline, run) if baseline else None)
     regressions = difference.regressions if difference else 0
     verdicts, numbers = summary.verdicts(run, fuzz, regressions=regressions), summary_line(run, regressions)
-    labels = OF_REPROS if run.table == REPROS else LABELS
+    labels = LABELS_OF.get(run.table, LABELS)
     title = [verdict.sentence for verdict in verdicts if verdict.half == "fuzz" and not verdict.good]
     return rendered(
         "report.html.j2",

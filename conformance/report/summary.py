@@ -14,7 +14,7 @@ from conformance.record.causes import causes_of
 from conformance.record.finding import MOVE
 from conformance.record.measurements import RECOMPILED, Rise
 from conformance.record.missing_ops import removed
-from conformance.record.names import MEASURED, REPROS
+from conformance.record.names import MEASURED, REPROS, UPSTREAM
 from conformance.record.patterns import NOT_SHRUNK
 from conformance.record.result import (
     NOT_RUN,
@@ -79,6 +79,13 @@ def _on_cases(run: Run) -> RunVerdict:
         if not bad:
             said = f"None of the {tried:,} known bugs that were tried shows, or only as declared{tail}."
         return RunVerdict(not bad, said, "cases")
+    if run.table == UPSTREAM:
+        tail = "".join(f"; {part}" for part in without_backend(run) if "case" in part)
+        ran = sum(result.outcome is not Outcome.SKIP for result in cases)
+        said = f"{bad:,} of the {ran:,} tests that ran {'fail' if bad > 1 else 'fails'}"
+        return RunVerdict(
+            not bad, f"{said if bad else f'All {ran:,} tests that ran pass, or fail as declared'}{tail}.", "cases"
+        )
     if bad:
         verb = "does" if bad == 1 else "do"
         return RunVerdict(False, f"{bad:,} of {len(cases):,} cases {verb} not do what {run.reference} does.", "cases")

@@ -66,12 +66,14 @@ class ExecutionPlace:
         finally:
             timer.cancel()
 
-    def pool(self, target: str, limits: Limits, jobs: int = 1, modules: Sequence[str] = ()) -> Pool:
+    def pool(
+        self, target: str, limits: Limits, jobs: int = 1, modules: Sequence[str] = (), preload: Sequence[str] = PRELOAD
+    ) -> Pool:
         """Return a pool of workers at this place; the arguments are those of `LocalPool`. Raises UsageError if Ray has
         none.
         """
         limits = self.limits(limits)
-        preload = (*PRELOAD, *preloaded(target))
+        preload = (*preload, *preloaded(target))
         if self.local:
             return LocalPool(target, limits, jobs, modules, preload=preload, worker_log=self.worker_log)
         from conformance.run.ray_pool import RayPool

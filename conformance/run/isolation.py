@@ -14,6 +14,7 @@ from typing import Any
 from conformance.record.result import Outcome
 from conformance.run.execution_place import ExecutionPlace
 from conformance.run.messages import Death, Done, ExitReason, Limits, Pool, Task, WorkerDied, unusable
+from conformance.run.pool import PRELOAD
 
 OUTCOMES = {
     ExitReason.CRASH: (Outcome.CRASH, "crash"),
@@ -26,11 +27,14 @@ OUTCOMES = {
 class PlacedPool(Pool):
     """A pool of a place. If no worker can be started, `ended` and `ask` raise TargetError."""
 
+    preload: Sequence[str] = PRELOAD
+    """Modules that a fork server imports once for all workers, before any of them loads the target."""
+
     def __init__(
         self, place: ExecutionPlace, target: str, limits: Limits, jobs: int = 1, modules: Sequence[str] = ()
     ) -> None:
         self.place, self.target, self.limits, self.jobs = place, target, limits, jobs
-        self.pool = place.pool(target, limits, jobs, modules)
+        self.pool = place.pool(target, limits, jobs, modules, self.preload)
 
     def submit(self, task: Task) -> None:
         """See `Pool.submit`."""

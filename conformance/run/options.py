@@ -210,6 +210,10 @@ _BY_GROUP: Mapping[str, Mapping[str, Flag]] = {
             arguments={"metavar": "MODULE:FUNCTION"},
         ),
         "corpus": Flag("saved programs that run first", arguments=_value(Path, "DIR")),
+        "tests": Flag(
+            "file of PyTorch's device-type tests, or folder of such files, such as a checkout; may be repeated",
+            arguments=_many("PATH", type=Path),
+        ),
         "op": Flag("only operators with this name; may be repeated", arguments=_many("GLOB")),
         "dtype": Flag("only these dtypes, or all (default: {usual})", arguments=_list_of("A,B")),
         "variant": Flag("only these variants, or all (default: {usual}): {values}", arguments=_list_of("A,B")),

@@ -57,7 +57,7 @@ PRELOAD = (
 )  # fmt: skip
 """Modules that the fork server imports for all workers. Many torch functions import torch._dynamo on their first call.
 op_db comes last: every worker samples it, and importing it dominates worker start-up. Pools share a server only if
-their lists are equal, so the module that runs programs is in the list of every pool.
+their lists are equal, so the module that runs programs is in the list of nearly every pool.
 """
 
 TOGETHER = 0.2

@@ -54,6 +54,7 @@ MODULES = (
     "standalone/ends.py",
     "standalone/sample_runtime.py",
     "standalone/stateful.py",
+    "standalone/device_tests.py",
     "standalone/accuracy.py",
     "standalone/sizes.py",
     "standalone/conditions.py",
@@ -69,7 +70,10 @@ MODULES = (
 IMPORTS = {
     "atexit.": "import atexit",
     ": builtins,": "import builtins",
+    "importlib.util.": "import importlib.util",
     "os._exit(": "import os",
+    "inspect.": "import inspect",
+    "unittest.": "import unittest",
     "os.environ": "import os",
     "sys.modules[": "import sys",
     "contextlib.": "import contextlib",

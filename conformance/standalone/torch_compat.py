@@ -75,7 +75,9 @@ ON_USE: dict[str, str] = _since(
         "torch._subclasses.fake_tensor": "FakeTensorMode",
         "torch.compiler": "config.patch",
         "torch.fx.experimental.symbolic_shapes": "ShapeEnv",
-        "torch.testing._internal.common_device_type": "precisionOverride toleranceOverride",
+        "torch.testing._internal.common_device_type": (
+            "DeviceTypeTestBase device_type_test_bases precisionOverride toleranceOverride"
+        ),
         "torch.testing._internal.common_methods_invocations": (
             "op_db foreach_unary_op_db foreach_binary_op_db foreach_pointwise_op_db foreach_reduce_op_db "
             "foreach_other_op_db wrapper_set_seed"
@@ -664,6 +666,15 @@ def optimizer_infos() -> dict[str, Any]:
     from torch.testing._internal.common_optimizers import optim_db
 
     return {info.optim_cls.__name__: info for info in optim_db}  # type: ignore[attr-defined]
+
+
+def device_type_tests() -> tuple[type, list[Any], Any]:
+    """Return the parts of PyTorch's device-type tests: the class of all such tests, the list of those classes for which
+    a file makes tests, and the decorator of an operator's tests."""
+    from torch.testing._internal.common_device_type import DeviceTypeTestBase, device_type_test_bases
+    from torch.testing._internal.opinfo.core import DecorateInfo
+
+    return DeviceTypeTestBase, device_type_test_bases, DecorateInfo
 
 
 def renamed_backend() -> str:

@@ -4,13 +4,20 @@ Defines `compared` and `Comparison`; `python tests/clients/pytorch_tests_on_cpu.
 outcomes test by test, and with --write puts the counts into docs/pytorch_tests_cpu.csv.
 
 `import conformance.backend` replaces names of torch (`conformance/backend/torch_api/replacements.py`), and code for the
-CPU must behave the same afterwards. FOLDER has copies of the files, as for `pytorch_tests_run.py`.
+CPU must behave the same afterwards. The files are not in torch's wheel,
+and none is in this repository: FOLDER has copies for the torch that is installed, PyTorch's own or copies that were
+adapted for another out-of-tree device (`--adapted-for npu`).
+
+`conformance upstream` runs such files on a device. These are mostly tests that no device has: of the classes and
+functions of torch itself.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,9 +25,7 @@ import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # for use as a script
-from tests.clients.pytorch_tests_run import CONFTEST, FILE_S, HANGING_S, ROOT, TEST_S, adapted, helpers, write_row
-
+ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs" / "pytorch_tests_cpu.csv"
 HEADER = ["file", "tests", "passed", "failed", "skipped", "other outcome after the import"]
 
@@ -31,6 +36,31 @@ PARTS = {
     "print or repr or default_tensor_type or serializ or resize or from_file or byteswap or type",
 }
 """Of large files: the tests of areas in which names are replaced, as pytest's -k expression."""
+
+TEST_S = 300  # limit of a test in processor time, which a loaded machine does not change
+FILE_S, HANGING_S = 7200, 1800  # limits of a slice and of a test in elapsed time
+
+CONFTEST = '''"""Registers tiny before the test files ask for the devices, and limits each test."""
+import os, signal
+import pytest
+import conformance.backend
+from torch.testing._internal import common_methods_invocations as methods
+
+if not hasattr(methods, "binary_ufuncs_and_refs"):  # its name in other versions of torch
+    methods.binary_ufuncs_and_refs = methods.binary_ufuncs
+
+def expired(*_):
+    pytest.fail("longer than the limit in processor time")
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    signal.signal(signal.SIGPROF, expired)
+    signal.setitimer(signal.ITIMER_PROF, float(os.environ["PYTORCH_TESTS_SECONDS"]))
+    try:
+        return (yield)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+'''
 
 NEEDS_ACCELERATOR = {
     "test_torch::TestTorch::test_pin_memory": "the adapted copy pins memory also without any accelerator",
@@ -82,6 +112,26 @@ class Comparison:
         return ", ".join(f"{name}: {value}" for name, value in zip(HEADER, self.row, strict=True))
 
 
+def adapted(source: str, device: str, to: str = "tiny") -> str:
+    """Return a test file that was adapted for `device` of a package `torch_<device>`, adapted for tiny or the CPU."""
+    package = "conformance.backend" if to == "tiny" else "torch"
+    source = re.sub(rf"^(\s*)import torch_{device}\b.*$", rf"\1import {package}", source, flags=re.MULTILINE)
+    of_device = r'raise SkipTest\(\s*f?"[^"]* implementation is not yet supporting uint8"\s*\)'
+    source = re.sub(of_device, "pass", source)
+    settings = rf"^torch(_{device})?\.{device}\.(config\.|set_compile_mode\().*\n"  # that only this device has
+    source = re.sub(settings, "", source, flags=re.MULTILINE)
+    source = source.replace(f"torch_{device}.{device}", f"torch.{to}").replace(f"torch_{device}", "torch")
+    source = re.sub(rf"(?<![A-Za-z0-9]){device}(?![A-Za-z0-9])", to, source)
+    return source.replace(f".is_{device}", f".is_{to}")
+
+
+def helpers(folder: Path, source: str) -> list[Path]:
+    """Return the modules of the folder, relative to it, that a test file imports: files, and packages as a whole."""
+    names = sorted(set(re.findall(r"^\s*(?:from|import)\s+(\w+)", source, flags=re.MULTILINE)))
+    paths = [path for name in names for path in (folder / f"{name}.py", *(folder / name).glob("*.py"))]
+    return [path.relative_to(folder) for path in paths if path.is_file()]
+
+
 def compared(folder: Path, file: str, device: str = "", only: str = "") -> Comparison:
     """Run a test file on the CPU without and with the import.
 
@@ -117,7 +167,7 @@ def _outcomes(folder: Path, file: str, device: str, only: str, conftest: str) ->
         ]
         settings = {
             "PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))), "OMP_NUM_THREADS": "1",
-            "PYTORCH_TESTS_SLICE": "0/1", "PYTORCH_TESTS_SECONDS": str(TEST_S),
+            "PYTORCH_TESTS_SECONDS": str(TEST_S),
             "PYTORCH_TESTING_DEVICE_ONLY_FOR": "cpu",  # torch's own setting
         }  # fmt: skip
         done = subprocess.run(
@@ -138,6 +188,14 @@ def outcomes(result: Path) -> dict[str, str]:
         kind = "skipped" if "skipped" in tags else "failed" if tags & {"failure", "error"} else "passed"
         outcome_by_test["::".join((*case.get("classname", "").split("."), str(case.get("name"))))] = kind
     return outcome_by_test
+
+
+def write_row(path: Path, header: list[str], row: list[str]) -> None:
+    """Put the row of a file, which its first cell names, into a table."""
+    rows = list(csv.reader(path.read_text().splitlines()))[1:] if path.exists() else []
+    rows = sorted([*[old for old in rows if old[0] != row[0]], row])
+    with path.open("w", newline="") as table:
+        csv.writer(table, lineterminator="\n").writerows([header, *rows])
 
 
 def main() -> int:

@@ -33,3 +33,26 @@ def test_an_accelerator() -> None:
     outcomes = {name: "failed"}, {name: "passed"}
     assert not pytorch_tests_on_cpu.Comparison("test_f", *outcomes).differences
     assert pytorch_tests_on_cpu.Comparison("test_f", *outcomes[::-1]).differences
+
+
+def test_adaptation() -> None:
+    source = "torch.npu.config.format = 1\nimport torch_npu.testing\n"
+    source += "x = torch_npu.npu.Event()\ny = t.npu() if t.is_npu else 'npu:0'\nout_npu = z\n"
+    assert pytorch_tests_on_cpu.adapted(source, "npu").splitlines() == [
+        "import conformance.backend",
+        "x = torch.tiny.Event()",
+        "y = t.tiny() if t.is_tiny else 'tiny:0'",
+        "out_tiny = z",
+    ]
+
+
+def test_a_skip_for_a_limit_of_the_other_device() -> None:
+    """A test that the other device skips for its lack of uint8 runs on tiny. It formerly skipped tiny as well."""
+    lines = [
+        "if t == 'npu':",
+        "    raise SkipTest(",
+        '        f"{t} implementation is not yet supporting uint8"',
+        "    )",
+    ]
+    assert "SkipTest" not in pytorch_tests_on_cpu.adapted("\n".join(lines), "npu")
+    assert "SkipTest" in pytorch_tests_on_cpu.adapted("raise SkipTest('slow')", "npu")

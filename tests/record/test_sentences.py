@@ -89,6 +89,7 @@ CASES = [
      "the fault should be found within 40 programs and is not"),
     ("repro", "pytorch#1", "[7.0]", "[8.0]", "a sum is lost",
      "pytorch#1 shows (a sum is lost): should give [7.0] and gives [8.0]"),
+    ("test", "test_add", "to pass", "AssertionError: x", "", "test_add should pass, and fails: AssertionError: x"),
 ]  # fmt: skip
 
 

@@ -149,6 +149,7 @@ function rerun(row) {
   const failing = (data.details[row.i]?.failures || []).map(f => f.sample + 1), most = Math.max(1, r[SAMPLES] + r[SKIPPED], ...failing);
   const op = N[r[NAME]].replace(/[[?*]/g, "[$&]");
   const more = data.table ? "" : ` --layout ${N[r[LAYOUT]]} --samples ${most}`;
+  if (!data.variants) return `${data.command} --op ${quoted(op)}${N[r[DTYPE]] ? ` --dtype ${N[r[DTYPE]]}` : ""}`;
   return `${data.command} --op ${quoted(op)} --dtype ${N[r[DTYPE]]} --variant ${N[r[VARIANT]]}${more}`;
 }
 function detail(row) {

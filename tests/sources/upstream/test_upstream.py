@@ -1,0 +1,292 @@
+"""`conformance upstream`: each planted fault of a file of tests is caught, and no test is lost."""
+
+from __future__ import annotations
+
+import json
+import sys
+import unittest
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from conformance.record import result as model
+from conformance.record.errors import TargetError, UsageError
+from conformance.record.result import SHOWS, Outcome, Result
+from conformance.sources.upstream import tasks
+from conformance.sources.upstream.__main__ import _dtypes_of, main
+from conformance.sources.upstream.table import DeviceTest, TestFile, files_of, test_of
+from conformance.standalone.device_tests import FAILED, PASSED, SKIPPED, run_device_test, without_device_name
+from conformance.standalone.torch_compat import device_type_tests
+from tests.patience import stretched
+from tests.planted import device_tests
+
+SCHEMA = Path(model.__file__).with_name("result.schema.json")
+PROFILE = """
+[target]
+kind = "device"
+name = "toy"
+import = "tests.planted.toy_device"
+
+[environment]
+TOY_FAULTS = "relu"
+
+[[declare]]
+scope = {feature = "set_"}
+property = "unsupported"
+reason = "by the probe"
+
+[[declare]]
+scope = {dtype = "float4_e2m1fn_x2"}
+property = "unsupported"
+reason = "by the probe"
+
+[[declare]]
+scope = {operator = "aten::sort", op = "sort"}
+property = "unsupported"
+reason = "no kernel"
+
+[[declare]]
+scope = {operator = "aten::geqrf", op = "geqrf"}
+property = "unsupported"
+reason = "no kernel"
+"""
+MODE = "device:cpu,import=tests.planted.lying_modes,call=stateful"
+CLASS = f"{device_tests.NAME}.TestPlanted"
+
+
+def results(folder: Path) -> dict[str, Result]:
+    found = model.load(folder / "upstream.json").results
+    return {result.id.removeprefix(f"{CLASS}.").removesuffix("::test::upstream"): result for result in found}
+
+
+def words(folder: Path, target: str, tests: Path, *more: str) -> list[str]:
+    return ["--target", target, "--tests", f"{tests}", "--reports", f"{folder}", "--check-scripts", "0", *more]
+
+
+class TestTable:
+    def test_a_test_is_named_without_its_device(self) -> None:
+        """The names of a test on two devices are one case, which knows its name on each."""
+        for kind in ("tiny", "cpu"):
+            group = f"TestTorch{kind.upper()}"
+            case = test_of("/x/test_torch.py", kind, group, f"test_add_{kind}_float32_int64")
+            assert (case.op, case.dtype, case.family) == (
+                "test_torch.TestTorch.test_add",
+                "float32_int64",
+                "test_torch",
+            )
+            assert case.on(kind) == (group, f"test_add_{kind}_float32_int64")
+        assert [*_dtypes_of("float8_e4m3fnuz_int64")] == ["float8_e4m3fnuz", "int64"] and [*_dtypes_of("")] == []
+
+    def test_a_checkout_stands_for_its_files_of_device_tests(self, tmp_path: Path) -> None:
+        folder = tmp_path / "test"
+        folder.mkdir()
+        device_tests.write(folder)
+        (folder / "test_other.py").write_text("x = 1\n")
+        assert [file.name for file in files_of([tmp_path])] == [device_tests.NAME]
+        (folder / f"{device_tests.NAME}.py").unlink()
+        with pytest.raises(UsageError, match=r"no file test_.* there calls instantiate_device_type_tests"):
+            files_of([tmp_path])
+
+    def test_files_that_cannot_be_used(self, tmp_path: Path) -> None:
+        """No file, a missing one, and two of one name are one sentence each."""
+        (tmp_path / "a").mkdir()
+        one, other = device_tests.write(tmp_path), device_tests.write(tmp_path / "a")
+        for paths, said in (
+            ([], "no tests are named"),
+            ([tmp_path / "b.py"], "there is no such file"),
+            ([one, other], "have the same name"),
+        ):
+            with pytest.raises(UsageError, match=said):
+                files_of(paths)
+
+
+class TestRunning:
+    def test_verdicts(self) -> None:
+        """A failure, an error in a subtest, SystemExit and an unexpected success fail; a skip is a skip."""
+
+        class Inner(unittest.TestCase):
+            def test_good(self) -> None:
+                pass
+
+            def test_bad(self) -> None:
+                self.fail("bad")
+
+            def test_exit(self) -> None:
+                raise SystemExit(0)
+
+            def test_sub(self) -> None:
+                with self.subTest():
+                    raise ValueError("sub")
+
+            def test_skip(self) -> None:
+                self.skipTest("why")
+
+            def test_pytest_skip(self) -> None:
+                pytest.skip("why")
+
+            @unittest.expectedFailure
+            def test_unexpected(self) -> None:
+                pass
+
+        self.Inner = Inner
+        answers = {name: run_device_test(self, "Inner", f"test_{name}") for name in  # type: ignore[arg-type]
+                   ("good", "bad", "exit", "sub", "skip", "pytest_skip", "unexpected", "absent")}  # fmt: skip
+        assert {name: answer[0] for name, answer in answers.items()} == {
+            "good": PASSED, "bad": FAILED, "exit": FAILED, "sub": FAILED, "skip": SKIPPED, "pytest_skip": SKIPPED,
+            "unexpected": FAILED, "absent": FAILED,
+        }  # fmt: skip
+        assert answers["bad"][1] == "AssertionError: bad"
+        assert answers["bad"][2].endswith('self.fail("bad")')
+        assert answers["sub"][1] == "ValueError: sub" and answers["skip"][1] == answers["pytest_skip"][1] == "why"
+
+    def test_a_limit_of_time_is_not_the_tests_answer(self) -> None:
+        """unittest takes every exception for a test's; that of the alarm passes, so that the test is a TIMEOUT."""
+
+        class Alarm(BaseException):
+            pass
+
+        class Inner(unittest.TestCase):
+            def test_slow(self) -> None:
+                raise Alarm
+
+        self.Inner = Inner
+        with pytest.raises(Alarm):
+            run_device_test(self, "Inner", "test_slow")  # type: ignore[arg-type]
+
+    def test_messages_of_two_devices_are_equal(self) -> None:
+        text = "{0}:0 differs in test_add_{0}_float32 at 0x{1}, not_cpus\n\nTo execute this test, run\n  Test{0}"
+        one, other = (without_device_name(text.format(*pair), pair[0]) for pair in (("toy", "7f00"), ("cpu", "8a11")))
+        assert one == other == "DEVICE differs in test_add_DEVICE_float32 at 0x..., not_cpus"
+
+    @pytest.mark.parametrize(
+        ("target", "said"),
+        [
+            ("meta", "is no device with values"),
+            ("functionalize", "is no device with values"),
+            ("passthrough:subclass", "they would test plain cpu"),
+        ],
+    )
+    def test_targets_that_the_tests_do_not_reach(self, target: str, said: str) -> None:
+        """A test makes its tensors on a device. A target that only moves or transforms them would not be tested."""
+        with pytest.raises(TargetError, match=said):
+            tasks.described(target)
+
+    def test_a_mode_is_a_device(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The tests run under the modes of a device that is one, and see its wrong answer."""
+        file = tmp_path / "test_of_modes.py"
+        file.write_text(
+            "import torch\n"
+            "from torch.testing._internal.common_device_type import instantiate_device_type_tests as make\n"
+            "from torch.testing._internal.common_utils import TestCase\n"
+            "class TestMode(TestCase):\n"
+            "    def test_addcdiv(self, device):\n"
+            "        ones = torch.ones(3, device=device)\n"
+            "        self.assertEqual(ones.clone().addcdiv_(ones, ones), 2 * ones)\n"
+            "make(TestMode, globals())\n"
+        )
+        bases = device_type_tests()[1]
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        for target, outcome in (("cpu", Outcome.PASS), (MODE, Outcome.FAIL)):
+            before = [*bases]
+            (case,) = tasks.listed(target, TestFile(str(file)))
+            assert tasks.run(target, case).outcome is outcome
+            bases[:] = before
+
+    def test_only_a_declared_operator_excuses(self) -> None:
+        assert tasks.missing_operator("NotImplementedError: Could not run 'aten::geqrf' with") == "aten::geqrf"
+        assert tasks.missing_operator("RuntimeError: aten::geqrf has a wrong shape") == ""
+
+    def test_a_file_that_cannot_be_loaded(self, tmp_path: Path) -> None:
+        """A package that is not there is a skip with the reason; any other error is a failure."""
+        for text, outcome, said in (
+            ("import no_such_package", Outcome.SKIP, "No module named 'no_such_package'"),
+            ("1 / 0", Outcome.FAIL, "ZeroDivisionError: division by zero"),
+        ):
+            path = tmp_path / f"test_{outcome.lower()}.py"
+            path.write_text(text)
+            result = tasks.run("cpu", DeviceTest(str(path), variant="loading"))
+            assert result.outcome is outcome
+            assert said in (result.reason or result.failures[0].actual)
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of the planted file on the toy device."""
+    folder = tmp_path_factory.mktemp("planted")
+    (folder / "toy.toml").write_text(PROFILE)
+    file = device_tests.write(folder)
+    assert main(words(folder, f"{folder / 'toy.toml'}", file, "--limit", f"{stretched(5):g}", "-n", "2")) == 1
+    return folder
+
+
+class TestCommand:
+    def test_each_planted_fault_is_caught(self, planted: Path) -> None:
+        """A crash, an exit with code 0 and a hang cost one test each; what the profile declares is not a finding, and
+        nothing is lost."""
+        found = results(planted)
+        assert {name.removeprefix("test_"): str(result.outcome) for name, result in found.items()} == {
+            "add::float32": "PASS",
+            "add::int64": "PASS",
+            "number_number_1::": "PASS",
+            "number_number_2::": "PASS",
+            "relu::": "FAIL",
+            "sub::": "FAIL",
+            "op_neg::float32": "PASS",
+            "op_sort::float32": "SKIP",
+            "crash::": "CRASH",
+            "exit::": "CRASH",
+            "system_exit::": "FAIL",
+            "hang::": "TIMEOUT",
+            "wrong_everywhere::": "XFAIL",
+            "lacking::": "XFAIL",
+            "native::": "PASS",  # it skips a device that was renamed after PyTorch's tests had been imported
+            "cuda::": "SKIP",
+            "expected::": "PASS",
+            "unexpected::": "FAIL",
+        }
+        assert found["test_wrong_everywhere::"].layer == "cpu"
+        assert found["test_lacking::"].declared.endswith("toy.toml, line 25") and not found["test_lacking::"].layer
+        assert found["test_op_sort::float32"].reason.startswith("declared lacking: ")
+        assert found["test_exit::"].failures[0].actual == "ended its process with exit code 0"
+        assert "assertEqual(torch.relu" in found["test_relu::"].failures[0].detail
+
+    def test_the_reports(self, planted: Path) -> None:
+        """The result is of the schema, and the page and JUnit name the tests."""
+        text = (planted / "upstream.json").read_text()
+        jsonschema.validate(json.loads(text), json.loads(SCHEMA.read_text()))
+        page = (planted / "upstream.html").read_text()
+        assert "of the 16 tests that ran fail" in page and "tests that skip themselves on this device" in page
+        assert "test_relu" in (planted / "upstream.xml").read_text()
+
+    @pytest.mark.slow
+    def test_a_stopped_run_goes_on(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """The tests of the journal do not run again, and the scripts of failures show them."""
+        file = device_tests.write(tmp_path)
+        base = [
+            word
+            for word in words(tmp_path, "device:toy,import=tests.planted.toy_device", file)
+            if word not in ("--check-scripts", "0")
+        ]
+        base += ["--op", "*test_sub", "--op", "*test_relu", "--op", "*test_add"]
+        assert main([*base, "--stop-at-first-failure", "--check-scripts", "0"]) == 1
+        assert len(results(tmp_path)) < 4
+        assert main([*base, "--resume"]) == 1
+        found = results(tmp_path)
+        assert len(found) == 4
+        assert {name: result.alone for name, result in found.items() if result.alone} == {
+            "test_relu::": SHOWS, "test_sub::": SHOWS,
+        }  # fmt: skip
+        assert "4 tests of PyTorch: 2 passed, 2 failed" in capsys.readouterr().out
+
+    def test_unknown_test(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """A misspelt name is one sentence with the nearest one."""
+        file = tmp_path / "test_one.py"
+        file.write_text(
+            "from torch.testing._internal.common_device_type import instantiate_device_type_tests as make\n"
+            "from torch.testing._internal.common_utils import TestCase\n"
+            "class TestOne(TestCase):\n    def test_add(self, device): pass\n"
+            "make(TestOne, globals())\n"
+        )
+        assert main(words(tmp_path, "cpu", file, "--op", "test_one.TestOne.test_ad")) == 2
+        assert "did you mean test_one.TestOne.test_add" in capsys.readouterr().err
