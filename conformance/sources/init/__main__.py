@@ -28,6 +28,7 @@ from conformance.run.execution_place import ExecutionPlace, log
 from conformance.run.messages import Limits
 from conformance.run.profile_trials import LATE
 from conformance.run.worker_log import log_file
+from conformance.sources.init import upstream_configs
 from conformance.sources.init.init import Investigation, investigate
 
 FLAGS = ("target", "env", "minutes", "limit", "memory", "output", "force", "starting", "jobs")
@@ -59,8 +60,9 @@ def init(args: argparse.Namespace, words: Sequence[str]) -> int:
         raise UsageError(f"--target {args.target} says what it lacks, which init finds out: leave out without=")
     if not profiles.is_profile(str(args.output)):
         raise UsageError(f"--output {args.output} must end in .toml, by which a profile is known")
-    if args.output.exists() and not args.force:
-        raise UsageError(f"{args.output} is there already; give --force to write over it, or another --output")
+    for file in (args.output, upstream_configs.file_for(args.output)):
+        if file.exists() and not args.force:
+            raise UsageError(f"{file} is there already; give --force to write over it, or another --output")
     environment = dict(_variable(text) for text in args.env)
     os.environ.update(environment)
     console = Console(highlight=False, markup=False, soft_wrap=True)
@@ -82,11 +84,19 @@ def init(args: argparse.Namespace, words: Sequence[str]) -> int:
         *([f"{late} of {len(investigation.trials)} trials had no time: nothing is declared of them."] if late else []),
     ]
     write_atomic(args.output, profiles.dumps(written, head))
+    configs = upstream_configs.file_for(args.output)
+    text = upstream_configs.test_configs(
+        investigation, environment, shlex.join(["conformance", "init", *words]), configs.name
+    )
+    if text:
+        write_atomic(configs, text)
     entries = {operator: declaration.scope.op for operator, declaration in written.unsupported("operator").items()}
     terminal.missing(console, written.table(families=FAMILY_OF, entries=entries))
     for sentence in sentences(investigation):
         console.print(escape_control_characters(sentence))
     console.print(f"profile: {args.output}")
+    if text:
+        console.print(f"the same for PyTorch's own tests: {configs}")
     return 128 + investigation.interrupted if investigation.interrupted else 0
 
 

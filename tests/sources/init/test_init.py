@@ -20,7 +20,7 @@ from conformance.run.isolation import PlacedPool
 from conformance.run.messages import Limits
 from conformance.run.profile_trials import LATE, MODULES, task, trials
 from conformance.sources.fuzzing.plainest import program_with, subject_of
-from conformance.sources.init import init
+from conformance.sources.init import init, upstream_configs
 from conformance.sources.init.__main__ import MOST_NAMED, main, sentences
 from conformance.sources.opinfo.plainest import call_of
 
@@ -256,3 +256,45 @@ def test_a_whole_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         and not investigation.of(AttemptOutcome.FAILS)
     )
     assert len(investigation.of(AttemptOutcome.WORKS)) > 850
+
+
+@pytest.mark.slow
+def test_pytorchs_own_tests_know_what_is_lacking(tmp_path: Path) -> None:
+    """The file of `init` runs PyTorch's tests without this package: of the operators that are allowed only, and without
+    one that ended its process."""
+    trials = {
+        ("opinfos", "neg"): Attempt("neg", AttemptOutcome.WORKS),
+        ("opinfos", "abs"): Attempt("abs", AttemptOutcome.DIED, said="killed its process with SIGSEGV"),
+        ("opinfos", "sort"): Attempt("sort", AttemptOutcome.LACKING, "aten::sort", "no kernel"),
+        ("steps", "exp_"): Attempt("exp_", AttemptOutcome.WORKS),
+    }
+    spec = "device:toy,import=tests.planted.toy_device"
+    investigation = init.Investigation(spec, trials=trials)
+    command = upstream_configs.file_for(tmp_path / "toy.toml")
+    assert command.name == "toy_test_configs.py"
+    command.write_text(
+        upstream_configs.test_configs(investigation, {"TOY_FAULTS": ""}, "conformance init", command.name)
+    )
+    assert upstream_configs.test_configs(init.Investigation("compile:toy"), {}, "", "x.py") == ""
+    tests = tmp_path / "test_ops_of_mine.py"
+    tests.write_text(
+        "import torch\n"
+        "from torch.testing._internal.common_device_type import instantiate_device_type_tests, ops\n"
+        "from torch.testing._internal.common_methods_invocations import op_db\n"
+        "from torch.testing._internal.common_utils import TestCase, run_tests\n"
+        "FEW = [op for op in op_db if op.name in ('neg', 'abs', 'sort')]\n"
+        "class TestMine(TestCase):\n"
+        "    @ops(FEW, allowed_dtypes=(torch.float32,))\n"
+        "    def test_op(self, device, dtype, op):\n"
+        "        self.assertEqual(op.name, 'neg')\n"
+        "instantiate_device_type_tests(TestMine, globals())\n"
+        "run_tests()\n"
+    )
+    words = [sys.executable, str(command), str(tests), "-v"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        words, capture_output=True, text=True, env=environment, timeout=120, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "test_op_neg_toy_float32" in done.stderr and "OK (skipped=1)" in done.stderr
+    assert "killed its process with SIGSEGV" in done.stderr and "sort" not in done.stderr
