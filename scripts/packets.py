@@ -1,12 +1,13 @@
-"""Generate the issues of docs/upstream/NAME/ from docs/findings/: one for each finding that no issue reports.
+"""Generate the issues of docs/upstream/NAME/ from docs/findings/ and docs/backends/: one for each unreported bug.
 
     python -m scripts.packets                     write the issues, and their lists, index.csv
     python -m scripts.packets --measure [NAME]    run the scripts under other backends and in float64, then write
     python -m scripts.packets --check             exit code 1 when a file is stale
 
 A finding of PyTorch becomes an issue if the newest release shows it, and a finding of a package if its file names no
-issue. `conformance/report/pytorch_issue.py` has the form and the checks. docs/upstream/pytorch/measured.json keeps what
-the scripts print, since Inductor compiles for a minute. A person files an issue, and adds its number to the finding.
+issue; `backend_packets.py` makes those of published backends. `conformance/report/pytorch_issue.py` has the form and
+the checks. docs/upstream/pytorch/measured.json keeps what the scripts print, since Inductor compiles for a minute. A
+person files an issue, and adds its number to the finding.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 from conformance.report import pytorch_issue as packets
 from conformance.report.pytorch_issue import ABLATION, COMPILED, FLOAT64, MEASURED, Packet
 from conformance.run.script_process import Forks, run_alone
-from scripts import findings
+from scripts import backend_packets, findings
 from scripts.findings import Finding
 from scripts.pages import ROOT, csv_text, write
 
@@ -92,17 +93,33 @@ def in_order(every: Sequence[Finding], root: Path) -> dict[str, list[tuple[Findi
 
 def issue_texts(every: Sequence[Finding], root: Path) -> dict[Path, str]:
     """Return the text of each issue and of each list, by its path."""
-    result = {}
+    result: dict[Path, str] = {}
     for folder, rows in in_order(every, root).items():
-        table = [["rank", "kind", "layer", "title", "file", "lacks"]]
-        for rank, (finding, packet) in enumerate(rows, 1):
-            file = f"{finding.name}.md"
-            result[FOLDER / folder / file] = packets.render(packet)
-            table.append(
-                [str(rank), packet.kind, packet.layer, packet.title, file, "; ".join(packets.find_faults(packet))]
-            )
-        result[FOLDER / folder / "index.csv"] = csv_text(table)
+        named = [(f"{finding.name}.md", packet) for finding, packet in rows]
+        result |= {FOLDER / folder / file: packets.render(packet) for file, packet in named}
+        result[FOLDER / folder / "index.csv"] = csv_text(_table(named))
+    return result | backend_texts(root)
+
+
+def backend_texts(root: Path) -> dict[Path, str]:
+    """Return the text of each issue of a published backend, and of their lists, by its path."""
+    result: dict[Path, str] = {}
+    for path in sorted((root / backend_packets.FOLDER).glob("*.toml")):
+        rows = sorted(backend_packets.packets_of(path), key=lambda row: (row[1].rank, row[0]))
+        if rows:
+            folder = FOLDER / rows[0][1].layer.replace("_", "-")
+            result |= {folder / name: packets.render(packet) for name, packet in rows}
+            result[folder / "index.csv"] = csv_text(_table(rows))
     return result
+
+
+def _table(rows: Sequence[tuple[str, Packet]]) -> list[list[str]]:
+    """Return the rows of a list of issues, the worst first."""
+    table = [["rank", "kind", "layer", "title", "file", "lacks"]]
+    for rank, (file, packet) in enumerate(rows, 1):
+        faults = "; ".join(packets.find_faults(packet))
+        table.append([str(rank), packet.kind, packet.layer, packet.title, file, faults])
+    return table
 
 
 def stale(wanted: Mapping[Path, str], root: Path) -> list[Path]:

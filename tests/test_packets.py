@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import csv
 import json
+import re
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,7 @@ import pytest
 from conformance.record.repro import KINDS
 from conformance.report.pytorch_issue import ABLATION, FLOAT64, MEASURED
 from conformance.run.script_process import Forks
-from scripts import findings, packets
+from scripts import backend_packets, findings, packets
 from scripts.pages import ROOT
 
 EVERY = findings.read_all(ROOT / findings.FOLDER)
@@ -42,7 +45,7 @@ class TestFiles:
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         """The check names a changed file and one whose finding was reported; writing repairs both."""
-        for folder in (findings.FOLDER, packets.FOLDER):
+        for folder in (findings.FOLDER, packets.FOLDER, backend_packets.FOLDER):
             shutil.copytree(ROOT / folder, tmp_path / folder)
         assert packets.main(["--check"], tmp_path) == 0
         issue = tmp_path / packets.FOLDER / "pytorch/zeta-large.md"
@@ -53,6 +56,48 @@ class TestFiles:
         file.write_text(file.read_text().replace("layer =", 'issues = ["pytorch#1"]\nlayer =', 1))
         assert packets.main(["--check"], tmp_path) == 1
         assert packets.main([], tmp_path) == 0 and not issue.exists()
+
+
+class TestBackends:
+    def test_each_claim_has_an_issue_that_can_run(self) -> None:
+        """Each line of docs/backends/*.toml that says what is wrong is an issue of at most 25 lines, which binds each
+        name that it uses."""
+        for path in sorted((ROOT / backend_packets.FOLDER).glob("*.toml")):
+            rows = [*backend_packets.packets_of(path)]
+            code = tomllib.loads(path.read_text())["code"]
+            assert len({name for name, _ in rows}) == len(rows) == len(re.findall(r"\S  # ", code))
+            for name, packet in rows:
+                loose = names_without_a_value(packet.code)
+                assert not loose, (name, loose)
+                assert packet.kind in KINDS and packet.got and packet.expected and len(packet.code.splitlines()) <= 25
+
+    def test_a_claim_has_three_parts(self) -> None:
+        for said, parts in (
+            ("[0, 1], not [2]: why; more", ("[0, 1]", "[2]", "why; more")),
+            ('RuntimeError "a: b", not a view', ('RuntimeError "a: b"', "a view", "")),
+            ("ends the process", ("ends the process", "", "")),
+        ):
+            assert backend_packets.claim_parts(said) == parts
+
+    def test_an_issue_has_the_lines_that_its_claim_needs(self) -> None:
+        """A later tensor of the same name needs nothing of an earlier one, and no other claim is in the script."""
+        found = dict(backend_packets.packets_of(ROOT / backend_packets.FOLDER / "vulkan.toml"))
+        assert found["roll-add-8.md"].code.splitlines() == [
+            "import torch, torchvulkan", 'd = "vulkan"', "",
+            "x = torch.arange(3.0, device=d)", "x.roll(3, 0).add_(1)", "print(x.tolist())",
+        ]  # fmt: skip
+
+
+def names_without_a_value(code: str) -> set[str]:
+    """Return the names that a script uses and binds nowhere."""
+    tree = ast.parse(code)
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    bound = {node.id for node in nodes if isinstance(node.ctx, ast.Store)} | {"print"}
+    bound |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    bound |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
+    bound |= {alias.name.partition(".")[0] for node in imports for alias in node.names}
+    return {node.id for node in nodes} - bound
 
 
 class TestMeasure:
