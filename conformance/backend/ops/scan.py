@@ -110,9 +110,9 @@ LONGEST = 1024  # logcumsumexp is quadratic: each result sums its own exponentia
 @decomposition("_logcumsumexp")
 def logcumsumexp(x: torch.Tensor, dim: int) -> torch.Tensor:
     """Running log sum e**x, each shifted by its own maximum; a decomposition, as torch has no meta kernel for it."""
+    size = (x if x.dim() else x.unsqueeze(0)).size(dim)  # which refuses a dimension out of range
     if not x.dim() or not x.numel():
         return x.clone(memory_format=torch.contiguous_format)
-    size = x.size(dim)
     if size > LONGEST or not x.dtype.is_floating_point:
         return fallback.on_cpu(torch.ops.aten._logcumsumexp.default, (x, dim), {})
     lines = x.to(torch.float32 if x.dtype.itemsize == 2 else x.dtype).transpose(dim, -1)

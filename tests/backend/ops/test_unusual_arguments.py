@@ -297,3 +297,12 @@ class TestAnswers:
             torch.arange(16.0).reshape(1, 1, 4, 4),
         )
         torch.testing.assert_close(want, got)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (2,)])
+@pytest.mark.parametrize("dim", [3, -2])
+def test_a_running_sum_of_exponentials_refuses_a_dimension_out_of_range(shape, dim):
+    """Without a dimension or an element, a copy was the answer, whatever the dimension."""
+    for device in ("cpu", "tiny"):
+        with pytest.raises(IndexError, match=re.escape(f"expected to be in range of [-1, 0], but got {dim}")):
+            torch.logcumsumexp(torch.ones(shape, device=device), dim)
