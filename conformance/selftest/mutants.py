@@ -28,6 +28,7 @@ from conformance.selftest.expression_faults import EXPRESSION_FAULTS
 from conformance.selftest.faults import FAULTS, FUNCTION, Fault, InterceptedCall
 from conformance.selftest.size_faults import SIZE_FAULTS
 from conformance.selftest.state_faults import STATE_FAULTS
+from conformance.selftest.topic_faults import TOPIC_FAULTS
 from conformance.selftest.value_faults import VALUE_FAULTS
 from conformance.sources.fuzzing.drawing import Drawing
 from conformance.standalone.moving import whole_storage
@@ -90,6 +91,7 @@ EVERY: dict[str, Fault] = {
     **EXPRESSION_FAULTS,
     **ARGUMENT_FAULTS,
     **SIZE_FAULTS,
+    **TOPIC_FAULTS,
 }
 """All faults by name."""
 

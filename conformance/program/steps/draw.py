@@ -101,6 +101,8 @@ class DrawContext(Draw):
         """Tensors that rules must not pick: inputs of later calls."""
         self.once: frozenset[str] = frozenset()
         """Ops that a program may contain only once."""
+        self.compiled = False
+        """Whether the program is for a compiler."""
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.shadow.env[name]

@@ -3,7 +3,7 @@
 A compiler evaluates constants itself, promotes dtypes by rules of its own, drops operations that change nothing, and
 applies Python's side effects after the call. A single step on plain inputs shows little of that. So each topic draws
 its own inputs and the few steps that belong together (`TOPICS`). A campaign on a target that compiles functions has
-programs of these families.
+programs of these families. Those of `EVERYWHERE` are also for devices.
 
 The name of a row is the topic and the operator, such as `constants:softmax`. The table derives it on lookup.
 """
@@ -42,6 +42,7 @@ DERIVATIVES, SIZES, SIDE_EFFECTS, OVERLAPS = "derivatives", "sizes", "side effec
 EXTREMES = "extremes"
 DOMAINS = "domains"
 POSITIONS, RESTRIDED, ZEROS, REGIONS = "positions", "restrided", "signs of zeros", "regions"
+QUANTIZED, EQUAL_OUTS, MISFITS, GRADIENTS = "quantized", "equal outs", "misfits", "own gradients"
 PROMOTION, DTYPES, REFUSALS, TRANSFORMED = "promotion", "dtypes", "refusals", "transformed"
 """Names of the topics, which are step families. The last four take their calls from op_db (`sources/fuzzing`)."""
 
@@ -49,10 +50,10 @@ FLOATS = ("float32", "float32", "float64", "float16", "bfloat16")
 INTEGERS = ("int32", "int64", "int8", "uint8", "int16")
 NUMBERS = (*FLOATS, *INTEGERS)
 
-PER_PROGRAM = 12
+PER_PROGRAM = 14
 """Number of topics of a program. They share the cost of one compilation."""
 
-STEPS = 84
+STEPS = 96
 """Most number of steps of such a program."""
 
 DECIDING = frozenset({"argmax", "argmin", "sort", "argsort", "any", "all", "floor", "ceil", "round", "trunc", "sign",
@@ -75,6 +76,10 @@ ROWS_OF = {
     POSITIONS: replace(COMPUTING, settled=True, may_raise=False),
     RESTRIDED: replace(COMPUTING, may_raise=False),
     ZEROS: replace(COMPUTING, may_raise=False),
+    QUANTIZED: replace(COMPUTING, settled=True, may_raise=False),
+    EQUAL_OUTS: replace(COMPUTING, pointwise=True, settled=True),
+    MISFITS: LOSING,
+    GRADIENTS: replace(COMPUTING, may_raise=False),
     REFUSALS: replace(LOSING, settled=True),
     TRANSFORMED: replace(LOSING, form=DEFINED),
     SIDE_EFFECTS: replace(COMPUTING, form=DEFINED, may_raise=False),
@@ -108,15 +113,19 @@ def row_of(name: str, callable_as: Callable[[str, Form], bool]) -> Op | None:
     row = replace(ROWS_OF[topic], name=name, family=topic, call=call, **FORMS[form])
     if not callable_as(call, row.form):
         raise KeyError(name)
+    if topic == MISFITS:
+        row = replace(row, fatal=functools.partial(_ends_the_process, call))
     return replace(row, settled=row.settled or call.rpartition(".")[2].rstrip("_") in DECIDING)
 
 
 class Wanted(NamedTuple):
-    """An input of a topic: its dtype, its size, and its values in element order, or a generator of `Storage`."""
+    """An input of a topic: its dtype, its size, its values in element order, or a generator of `Storage`, and whether
+    it requires grad."""
 
     dtype: str
     size: tuple[int, ...]
     values: Json = "arange"
+    requires_grad: bool = False
 
 
 class Offer(Protocol):
@@ -637,8 +646,14 @@ def _unchanged(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
 
 # Overlaps: a tensor is written with a part of itself that lies elsewhere, which torch refuses.
 
-OVERLAPPING = ("setitem", "inplace:copy_", "setitem", "inplace:add_", "inplace:mul_", "out:add", "out:maximum")
-"""Writes whose operand lies in the written memory, at other places."""
+OVERLAPPING: dict[str, Callable[[Json, Json], tuple[list[Json], dict[str, Json]]]] = {
+    **dict.fromkeys(("copy_", "add_", "mul_", "sub_", "gt_"), lambda to, read: ([to, read], {})),
+    "lerp_": lambda to, read: ([to, read, 0.5], {}),
+    "addcmul_": lambda to, read: ([to, to, read], {}),
+    **dict.fromkeys(("index_add_", "index_copy_"), lambda to, read: ([to, 0, tensor_of([0]), read], {})),
+    **dict.fromkeys(("add", "maximum", "sub"), lambda to, read: ([read, read], {"out": to})),
+}
+"""Arguments of a write whose operand lies in the written memory, at other places."""
 
 
 def _blocks(d: Draw, known: Sequence[str]) -> list[Wanted]:
@@ -662,13 +677,15 @@ def _overlaps(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
             ends = [(high, low, [1, None, None]), (low, high, [None, n - 1, None])]
             to, read, rows = k.choice(ends)
             written, index = tensor(to), {"tuple": [at, {"slice": rows}]}
-        op = k.choice(OVERLAPPING)
+        known = [op for op in OVERLAPPING if op != "lerp_" or k[name].is_floating_point()]
+        op = k.choice(("setitem", "setitem", "setitem", *known))
         if op == "setitem":
             offer(Step(op, (blocks, index, tensor(read))), aimed=True)
-        elif op.startswith("out:"):
-            offer(Step(f"{OVERLAPS}.{op}", (tensor(read), tensor(read)), {"out": written}), aimed=True)
-        else:
-            offer(Step(f"{OVERLAPS}.{op}", (written, tensor(read))), aimed=True)
+            continue
+        if op.startswith("index_"):
+            read = _result(k, offer, "narrow", tensor(read), 0, 0, 1, local=True)
+        args, kwargs = OVERLAPPING[op](written, tensor(read))
+        offer(Step(f"{OVERLAPS}.{'out' if kwargs else 'inplace'}:{op}", tuple(args), kwargs), aimed=True)
     return []
 
 
@@ -807,14 +824,213 @@ def _signed_zeros(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
 
 # Regions: functions that are compiled once, and called under two guards.
 
-KINDS_OF_REGIONS = ("nested", "nested twice", "cond")
+KINDS_OF_REGIONS = ("nested", "nested twice", "cond", "nested without grad")
+KINDS_OF_LOOPS = ("while", "while twice", "while beside")
 REGION_CALLS = ("add", "mul", "neg", "flip", "sum", "double")
+LOOP_CALLS = ("add", "mul", "neg", "flip")
+"""Calls of a region that repeats: sums would leave the numbers that are exact."""
 
 
 def _regions(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
     for _ in range(k.choice((1, 2))):
-        calls = [k.choice(("add", "mul", "neg")), *(k.choice(REGION_CALLS) for _ in range(k.choice((0, 1, 2))))]
-        offer(Step("region", (tensor(names[0]), k.choice(KINDS_OF_REGIONS), calls), {}, _fresh(k)))
+        loops = k.chance(2, 5)
+        kind, more = (KINDS_OF_LOOPS, LOOP_CALLS) if loops else (KINDS_OF_REGIONS, REGION_CALLS)
+        calls = [k.choice(("add", "mul", "neg")), *(k.choice(more) for _ in range(k.choice((0, 1, 2))))]
+        offer(Step("region", (tensor(names[0]), k.choice(kind), calls), {}, _fresh(k)))
+    return []
+
+
+# Gradients of `autograd.Function`: the caller derives the result, so a compiler must keep the function's own backward.
+
+KINDS_OF_GRADIENTS = tuple(snippets.GRADIENT_FUNCTIONS)
+
+
+def _leaf(d: Draw, known: Sequence[str]) -> list[Wanted]:
+    size = (d.choice((2, 3)), d.choice((3, 4, 2)))
+    values = d.permutation(size[0] * size[1])
+    return [Wanted(_dtype(d, ("float32", "float64", "float32", "bfloat16"), known), size, values, True)]
+
+
+def _own_gradients(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
+    if any(step.op == "backward" for step in k.shadow.steps):  # a compiler has no second backward of one function
+        raise Refused
+    sums = ""
+    for _ in range(k.choice((2, 1, 3))):
+        made = _result(k, offer, "own_gradient", tensor(names[0]), k.choice(KINDS_OF_GRADIENTS), local=k.chance(1, 2))
+        sums = _result(k, offer, f"{GRADIENTS}:add", tensor(sums), tensor(made), local=True) if sums else made
+    result = _result(k, offer, f"{GRADIENTS}:mul", tensor(sums), 2)
+    return [Step("backward", (tensor(result), k.constant(k[result].size(), k[result].dtype)), after=True)]
+
+
+# Quantized: a tensor whose memory has another order than its elements is rounded to integers. Scales are powers of two,
+# so the quotients are exact.
+
+SCALES, ZEROS_OF_SCALES = (0.5, 1.0, 0.25, 2.0), (0, 3, 1, 7)
+PERMUTED: dict[str, Rest] = {
+    "permute": lambda k, t: ([k.permutation(t.dim())], {}),
+    "transpose": lambda k, t: ([0, -1], {}),
+    "flip": lambda k, t: ([[k.dim(t)]], {}),
+    "narrow": lambda k, t: ([0, t.size(0) // 2, t.size(0) - t.size(0) // 2], {}),
+    "unsqueeze": lambda k, t: ([0], {}),
+    "mul": _args(2),
+}
+QUANTIZING = ("fake_quantize_per_tensor_affine", "fake_quantize_per_channel_affine")
+QUANTIZED_DTYPES = ("quint8", "qint8", "qint32")
+QUANTIZED_CALLS = ("quantized_integers", "quantized_channels", "requantized")
+"""Calls that make a quantized tensor, which few devices have: only compilers get them."""
+
+
+def _halves(d: Draw, known: Sequence[str]) -> list[Wanted]:
+    size = (d.choice((2, 3, 1)), d.choice((3, 2, 4)), d.choice((4, 3, 17, 2)))[: d.choice((3, 2, 3))]
+    values = [number(part / 2) for part in d.permutation(math.prod(size))]
+    return [Wanted(_dtype(d, ("float32", "float64", "float32", "float16"), known), size, values)]
+
+
+def _quantized(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
+    for _ in range(k.choice((2, 1, 3))):
+        (name,) = names
+        for _ in range(k.choice((1, 2))):
+            op = k.choice(("permute", "transpose", *PERMUTED))
+            args, kwargs = PERMUTED[op](k, k[name])
+            name = _result(k, offer, f"{QUANTIZED}:{op}", tensor(name), *args, local=k.chance(2, 3), **kwargs)
+        axis = k.dim(k[name])
+        count = k[name].size(axis)
+        scales = [k.choice(SCALES) for _ in range(count)]
+        zeros = [k.choice(ZEROS_OF_SCALES) for _ in range(count)]
+        bounds = k.choice(((0, 255), (-128, 127), (0, 15)))
+        if k.compiled and k[name].dtype is torch.float32 and k.chance(1, 2):
+            op, dtype = k.choice(QUANTIZED_CALLS), {"dtype": k.choice(QUANTIZED_DTYPES)}
+            by_channel = op == "quantized_channels"
+            rest: list[Json] = [scales, zeros, axis % k[name].dim()] if by_channel else [scales[0], zeros[0]]
+            _result(k, offer, op, tensor(name), *rest, dtype)
+            continue
+        op = k.choice(QUANTIZING)
+        rest = [scales[0], zeros[0]]
+        if op == QUANTIZING[1]:
+            rest = [tensor_of(scales, torch.float32), tensor_of(zeros, torch.int32), axis % k[name].dim()]
+            bounds = (0, 255) if bounds[0] < 0 else bounds
+        _result(k, offer, f"{QUANTIZED}:{op}", tensor(name), *rest, *bounds)
+    return []
+
+
+# Equal outs: `out=` is an operand of the call, which the operators of in-place methods allow and others refuse.
+
+
+def _order(k: DrawContext, t: torch.Tensor) -> Json:
+    return tensor_of(k.permutation(t.size(0)))
+
+
+def _places(k: DrawContext, n: int) -> Json:
+    return tensor_of([k.permutation(n) for _ in range(n)])
+
+
+OUT_OF_ITSELF: dict[str, Callable[[DrawContext, torch.Tensor, Json], list[Json]]] = {
+    **dict.fromkeys(("neg", "square", "abs", "sign"), lambda k, t, own: [own]),
+    **dict.fromkeys(("add", "mul", "sub", "maximum"), lambda k, t, own: [own, own]),
+    **dict.fromkeys(("cumsum", "cumprod"), lambda k, t, own: [own, k.dim(t)]),
+    **dict.fromkeys(("tril", "triu"), lambda k, t, own: [own, k.integer(-1, 1)]),
+    "addmm": lambda k, t, own: [own, k.constant(t.size(), t.dtype), k.constant(t.size(), t.dtype)],
+    "addcmul": lambda k, t, own: [own, own, k.constant(t.size(), t.dtype)],
+    "clamp": lambda k, t, own: [own, 1, 4],
+    **dict.fromkeys(
+        ("index_add", "index_copy"), lambda k, t, own: [own, 0, _order(k, t), k.constant(t.size(), t.dtype)]
+    ),
+    **dict.fromkeys(
+        ("scatter", "scatter_add"), lambda k, t, own: [own, 0, _places(k, t.size(0)), k.constant(t.size(), t.dtype)]
+    ),
+    "where": lambda k, t, own: [k.mask(t.size()), own, k.constant(t.size(), t.dtype)],
+    # What torch refuses.
+    "gather": lambda k, t, own: [own, 0, _places(k, t.size(0))],
+    "index_select": lambda k, t, own: [own, 0, _order(k, t)],
+    "take_along_dim": lambda k, t, own: [own, _places(k, t.size(0)), 0],
+    **dict.fromkeys(("cat", "stack"), lambda k, t, own: [[own, own] if k.chance(1, 2) else [own]]),
+}
+"""Arguments of a call whose `out=` is the square matrix `own`."""
+WITH_POSITIONS: dict[str, Callable[[DrawContext, torch.Tensor], list[Json]]] = {
+    **dict.fromkeys(("sort", "cummax", "cummin"), lambda k, t: [k.dim(t)]),
+    "topk": lambda k, t: [t.size(0), k.dim(t)],
+}
+"""Arguments after the tensor of a call that returns values and positions, by operator."""
+
+
+def _square(d: Draw, known: Sequence[str]) -> list[Wanted]:
+    """Draw a square matrix of distinct elements, and one for positions."""
+    n = d.choice((3, 2, 4))
+    dtype = _dtype(d, ("float32", "int64", "float64", "int32"), known)
+    return [Wanted(dtype, (n, n), d.permutation(n * n)), Wanted(_dtype(d, ("int64",), known), (n, n))]
+
+
+def _equal_outs(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
+    for _ in range(k.choice((3, 2, 4))):
+        name, positions = names
+        if k.chance(1, 2):
+            name = _result(k, offer, f"{EQUAL_OUTS}:{k.choice(('add', 'mul'))}", tensor(name), 1, local=k.chance(1, 2))
+        if k.chance(1, 3):
+            name = _result(k, offer, "t", tensor(name), local=k.chance(1, 2))
+        own = tensor(name)
+        if k.chance(1, 4):
+            op, outs = k.choice(tuple(WITH_POSITIONS)), {"tuple": [own, tensor(positions)]}
+            offer(Step(f"{EQUAL_OUTS}.out:{op}", (own, *WITH_POSITIONS[op](k, k[name])), {"out": outs}), aimed=True)
+            continue
+        op = k.choice(tuple(OUT_OF_ITSELF))
+        offer(Step(f"{EQUAL_OUTS}.out:{op}", tuple(OUT_OF_ITSELF[op](k, k[name], own)), {"out": own}), aimed=True)
+    return []
+
+
+# Misfits: cells and layers of recurrent networks with an operand whose size does not fit, which torch refuses.
+
+GATES = {"rnn_tanh": 1, "rnn_relu": 1, "gru": 3, "lstm": 4}
+"""Gates of a cell by its name. The weights have as many rows for each hidden number."""
+MISFIT = ("hidden", "batch", "one batch", "gates", "features", "bias", "state", "weights")
+"""What does not fit."""
+
+
+def _ends_the_process(cell: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether torch CPU (2.13) reads beyond the operands of a layer, which it does not check as a cell's."""
+    if cell not in GATES or len(args) < 3 or not all(isinstance(one, torch.Tensor) for one in args[2]):
+        return False
+    if cell == "lstm" and args[0].dtype is not torch.float64:
+        return True  # oneDNN checks no sizes
+    rows = {len(one) for one in args[2] if one.dim()}
+    return any(len(torch.empty(count).chunk(GATES[cell])) < GATES[cell] for count in rows)
+
+
+def _recurrent(d: Draw, known: Sequence[str]) -> list[Wanted]:
+    """Draw the input of a cell. The other operands are constants, since their sizes depend on what does not fit."""
+    return [Wanted(_dtype(d, ("float32", "float64"), known), (d.choice((2, 3)), d.choice((3, 2))))]
+
+
+def _misfits(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
+    (name,) = names
+    batch, features = k[name].size()
+    dtype = k[name].dtype
+
+    def part(*size: int) -> Json:
+        count = math.prod(size)
+        return tensor_of(torch.arange(count).remainder(7).sub(3).div(8).reshape(size).tolist(), dtype)
+
+    for _ in range(k.choice((2, 1, 3))):
+        cell, wrong, layer, hidden = k.choice(tuple(GATES)), k.choice(MISFIT), k.chance(1, 3), k.choice((4, 3, 1))
+        layer &= cell != "lstm" or dtype is torch.float64
+        gates, lead = GATES[cell] * hidden, (1,) if layer else ()
+        rows = gates + (1 if wrong == "gates" else 0)
+        state_size = (*lead, {"batch": batch + 1, "one batch": 1}.get(wrong, batch), hidden + (wrong == "hidden"))
+        states = [part(*state_size)]
+        if cell == "lstm":
+            other = (*lead, batch, hidden + (wrong == "state"))
+            states = [states[0], part(*other)]
+        inner = features + (wrong == "features")
+        weights = [part(rows, inner), part(rows - (wrong == "weights"), hidden)]
+        biases = [part(rows + (wrong == "bias")), part(rows)]
+        given: Json = {"tuple": states} if cell == "lstm" else states[0]
+        if layer:
+            rest = [given, [*weights, *biases], True, 1, 0.0, False, False, False]
+            x = tensor(_result(k, offer, f"{MISFITS}:unsqueeze", tensor(name), 0, local=True))
+            op, results = cell, 3 if cell == "lstm" else 2
+        else:
+            rest, x, op, results = [given, *weights, *biases], tensor(name), f"{cell}_cell", 2 if cell == "lstm" else 1
+        form = f"{MISFITS}.many" if results > 1 else MISFITS
+        offer(Step(f"{form}:{op}", (x, *rest), {}, tuple(k.shadow.fresh(results))), aimed=True)
     return []
 
 
@@ -888,6 +1104,10 @@ TOPICS: dict[str, Topic] = {
     RESTRIDED: Topic(_plain, _restrided),
     ZEROS: Topic(_zeros, _signed_zeros),
     REGIONS: Topic(_matrix, _regions),
+    GRADIENTS: Topic(_leaf, _own_gradients),
+    QUANTIZED: Topic(_halves, _quantized),
+    EQUAL_OUTS: Topic(_square, _equal_outs),
+    MISFITS: Topic(_recurrent, _misfits),
     DERIVATIVES: Topic(_small, _derivatives),
     SIZES: Topic(_matrix, _sizes),
     SIDE_EFFECTS: Topic(_plain, _side_effects),
@@ -897,12 +1117,20 @@ TOPICS: dict[str, Topic] = {
 NAMES = (*TOPICS, PROMOTION, DTYPES, REFUSALS, TRANSFORMED)
 """All topics."""
 
+EVERYWHERE = (QUANTIZED, EQUAL_OUTS, MISFITS, OVERLAPS)
+"""Topics that devices get wrong, too."""
+
 MOST_CONVERTED = {PROMOTION: 4, DTYPES: 4, REFUSALS: 4, TRANSFORMED: 1}
 """Largest number of calls of the topics with calls of op_db."""
 
 ROWS = [
     Op("derived", DERIVATIVES, LOSSY, lambda k: None, DEFINED, fits=lambda t: False),
     Op("region", REGIONS, COMPUTE, lambda k: None, DEFINED, fits=lambda t: False),
+    Op("own_gradient", GRADIENTS, COMPUTE, lambda k: None, DEFINED, fits=lambda t: False),
+    *(
+        Op(name, QUANTIZED, COMPUTE, lambda k: None, DEFINED, settled=True, fits=lambda t: False)
+        for name in QUANTIZED_CALLS
+    ),
     Op("sized", SIZES, COMPUTE, lambda k: None, DEFINED, fits=lambda t: False),
     Op("note", SIDE_EFFECTS, COMPUTE, lambda k: None, DEFINED, fits=lambda t: False),
     Op("noted", SIDE_EFFECTS, QUERY, lambda k: None, DEFINED, fits=lambda t: False),

@@ -471,7 +471,11 @@ IMPORTS = {
 """Import lines that functions of `snippets` need, by the pattern of their use."""
 
 
-VALUES = {"RECORDERS": snippets.recorders, "OBJECTS": snippets.objects}
+VALUES = {
+    "RECORDERS": snippets.recorders,
+    "OBJECTS": snippets.objects,
+    "GRADIENT_FUNCTIONS": snippets.gradient_functions,
+}
 """Values of `snippets` that its functions use, each with the function that makes it."""
 
 

@@ -38,7 +38,7 @@ from conformance.sources.fuzzing.inputs import Cell
 from conformance.sources.fuzzing.kinds import APART, DTYPES, ORDINARY, STEPS, Turn, kind_of
 from conformance.sources.fuzzing.tally import Tally
 
-VERSION = 4
+VERSION = 5
 """Version of the drawing: with another one, a seed and a number may be another program. A report states it, and a
 campaign of another version is not resumed. Increase it with each change of what is drawn."""
 

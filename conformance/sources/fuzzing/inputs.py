@@ -87,7 +87,9 @@ def draw_wanted(d: Draw, wanted: Sequence[functions.Wanted], first: int) -> Prog
     layouts = [laid_out(d, tensor.size, d.choice(hazards.PLACES)) for tensor in wanted]
     storages = [filled(tensor.dtype, tensor.values, layout) for tensor, layout in zip(wanted, layouts, strict=True)]
     inputs = [
-        Input(next(names), at, tensor.dtype, layout.size, layout.stride, layout.offset)
+        Input(
+            next(names), at, tensor.dtype, layout.size, layout.stride, layout.offset, requires_grad=tensor.requires_grad
+        )
         for at, (tensor, layout) in enumerate(zip(wanted, layouts, strict=True))
     ]
     return Program(tuple(storages), tuple(inputs))

@@ -3,7 +3,8 @@
 Of ten programs in a row, two call op_db's entries, one calls them with further arguments, one makes calls at the edge
 of their domain, one has hazards of memory, one changes global states, one is an expression over special values, one
 makes calls at sizes where devices change their ways, one has topics of functions if it is for a compiler, and the
-others are ordinary: views, writes and reads of any family. To add a kind, add a row to `KINDS`.
+others are ordinary: views, writes and reads of any family. For a device, one of twenty has the topics that devices get
+wrong, too. To add a kind, add a row to `KINDS`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from conformance.program.steps.hazards import OUTSIDE
 from conformance.program.steps.layouts import LAYOUTS, Layout
 from conformance.program.steps.op import Op, Step, is_local
 from conformance.program.steps.table import OPS
-from conformance.program.unsupported import SHARED, WANTS_GRAD
+from conformance.program.unsupported import SHARED, WANTS_GRAD, WITH_OUT
 from conformance.sources.fuzzing.choosing import FAMILY_WEIGHT, cell_of, choose, draw_aimed, draw_step, offer
 from conformance.sources.fuzzing.inputs import Cell, draw_hazard_inputs, draw_inputs, draw_wanted, joined, separated
 from conformance.sources.fuzzing.tally import Tally
@@ -89,7 +90,7 @@ class Turn:
 class ProgramKind:
     """A kind of drawn programs.
 
-    - `turns`: the programs of each `PERIOD` that are of this kind.
+    - `turns`: the programs of each `PERIOD` that are of this kind; with `every_other`, of every other one.
     - `draw`: draws the program of a turn.
     - `occurs`: whether a drawing has the families and dtypes for it.
     - `spare`: further turns, if no kind before this one in the table has them.
@@ -107,6 +108,7 @@ class ProgramKind:
     draw: Callable[[Drawing, ProgramKind, Turn], Program]
     occurs: Callable[[Drawing], bool]
     spare: tuple[int, ...] = ()
+    every_other: bool = False
     every: str = NEVER
     families: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = DTYPES
@@ -120,7 +122,8 @@ class ProgramKind:
         """Whether program `number` of a drawing is of this kind, unless a kind before it in the table has the turn."""
         if not (drawing.biased and self.occurs(drawing)):
             return False
-        return self.has_every(drawing) or number % PERIOD in self.turns
+        period, at = divmod(number, PERIOD)
+        return self.has_every(drawing) or (at in self.turns and not (self.every_other and period % 2))
 
     def has_every(self, drawing: Drawing) -> bool:
         """Whether every program of a drawing is of this kind."""
@@ -139,7 +142,7 @@ def kind_of(drawing: Drawing, number: int) -> tuple[ProgramKind, int]:
         return kind, number
     period, at = divmod(number, PERIOD)
     turns = [turn for turn in (*kind.turns, *kind.spare) if _owner(drawing, turn) is kind]
-    return kind, period * len(turns) + turns.index(at)
+    return kind, (period // 2 if kind.every_other else period) * len(turns) + turns.index(at)
 
 
 def _owner(drawing: Drawing, number: int) -> ProgramKind:
@@ -353,8 +356,9 @@ def draw_sizes(drawing: Drawing, kind: ProgramKind, turn: Turn) -> Program:
 
 
 def known_topics(drawing: Drawing) -> list[str]:
-    """Return the topics of functions that a drawing has: for compilers all, else those that `only` names."""
-    wanted = drawing.only or (functions.NAMES if drawing.compiled else ())
+    """Return the topics of functions that a drawing has: those that `only` names, else for a compiler all, and for a
+    device those that devices get wrong, too."""
+    wanted = drawing.only or (functions.NAMES if drawing.compiled else functions.EVERYWHERE)
     known = [name for name in functions.NAMES if name in wanted and name not in drawing.without]
     if op_db.FAMILY in drawing.without:
         known = [name for name in known if name not in functions.MOST_CONVERTED]
@@ -389,9 +393,12 @@ def draw_functions(drawing: Drawing, kind: ProgramKind, turn: Turn) -> Program:
             drawn.append((topic, names, steps))
     shadow, calls = Shadow(program, drawing.traits), list[Step]()
     k = DrawContext(turn.source, shadow, tuple(dict.fromkeys(drawing.dtypes)))
+    k.compiled = drawing.compiled
 
     def offer_step(step: Step, *, aimed: bool = False, unimplemented: bool = False) -> Step:
         if {step.op, OPS[step.op].family} & {*drawing.without} or len(shadow.steps) + len(calls) >= most:
+            raise Refused
+        if OPS[step.op].writes == "out" and WITH_OUT in drawing.traits:
             raise Refused
         result = shadow.offer(step, aimed, unimplemented)
         if result is None:
@@ -424,7 +431,10 @@ def draw_functions(drawing: Drawing, kind: ProgramKind, turn: Turn) -> Program:
 def _inputs_of(drawing: Drawing, d: Draw, topic: str, turn: int, seed: int, first: int) -> tuple[Program, list[Step]]:
     """The inputs of a topic, and the steps that are planned with them. Raises Refused."""
     if topic in functions.TOPICS:
-        return draw_wanted(d, functions.TOPICS[topic].inputs(d, drawing.dtypes), first), []
+        wanted = functions.TOPICS[topic].inputs(d, drawing.dtypes)
+        if WANTS_GRAD in drawing.traits and any(one.requires_grad for one in wanted):
+            raise Refused
+        return draw_wanted(d, wanted, first), []
     from conformance.sources.fuzzing.op_db import converted, inputs_of  # op_db takes seconds to import
 
     most = functions.MOST_CONVERTED[topic]
@@ -470,10 +480,18 @@ FUNCTIONS = ProgramKind(
     "topics of functions",
     (7,),
     draw_functions,
-    lambda drawing: bool(known_topics(drawing)),
+    lambda drawing: bool((drawing.compiled or drawing.only) and known_topics(drawing)),
     spare=(5,),  # most compilers have no states
     every=ALONE,
     families=functions.NAMES,
+)
+
+OPERATORS = ProgramKind(
+    "topics of operators",
+    (7,),
+    draw_functions,
+    lambda drawing: not (drawing.compiled or drawing.only) and bool(known_topics(drawing)),
+    every_other=True,
 )
 
 STATES = ProgramKind(
@@ -529,5 +547,5 @@ SIZES = ProgramKind(
 
 ORDINARY = ProgramKind("views, writes and reads", (), draw_steps, lambda drawing: True)
 
-KINDS = (OP_DB, FURTHER_ARGUMENTS, HAZARDS, FUNCTIONS, STATES, EDGES, EXPRESSIONS, SIZES)
+KINDS = (OP_DB, FURTHER_ARGUMENTS, HAZARDS, FUNCTIONS, OPERATORS, STATES, EDGES, EXPRESSIONS, SIZES)
 """The kinds besides ordinary programs. Where two have one turn, it belongs to the first that occurs."""

@@ -29,6 +29,7 @@ from conformance.sources.fuzzing.kinds import (
     HAZARDS,
     KINDS,
     OP_DB,
+    OPERATORS,
     ORDINARY,
     PERIOD,
     SIZES,
@@ -118,9 +119,11 @@ class TestKinds:
         return [kind_of(drawing, number)[0] for number in range(count)]
 
     def test_the_turns(self):
-        """Turn 1 is of no kind. A compiler without states has a second turn of functions."""
+        """Turn 1 is of no kind. A compiler without states has a second turn of functions. A device has the topics of
+        operators in every other period."""
         turns = [OP_DB, ORDINARY, EDGES, HAZARDS, OP_DB, STATES, EXPRESSIONS]
-        assert self.kinds() == [*turns, ORDINARY, FURTHER_ARGUMENTS, SIZES]
+        assert self.kinds() == [*turns, OPERATORS, FURTHER_ARGUMENTS, SIZES]
+        assert self.kinds(2 * PERIOD)[PERIOD:] == [*turns, ORDINARY, FURTHER_ARGUMENTS, SIZES]
         assert self.kinds(compiled=True) == [*turns, FUNCTIONS, FURTHER_ARGUMENTS, SIZES]
         assert self.kinds(compiled=True, without=("state",))[5] is FUNCTIONS
         assert self.kinds(without=("edges",))[2] is EXPRESSIONS
@@ -128,7 +131,7 @@ class TestKinds:
 
     def test_no_two_kinds_have_one_turn(self):
         """Regression test: the turns were pairs of constants in several places, and nothing kept them apart."""
-        turns = [turn for kind in KINDS for turn in kind.turns]
+        turns = [turn for kind in KINDS if kind is not OPERATORS for turn in kind.turns]  # it has those of FUNCTIONS
         assert len(turns) == len({*turns}) and {*turns} < {*range(PERIOD)}
 
     @pytest.mark.parametrize(
@@ -146,7 +149,7 @@ class TestKinds:
         """Such a kind has every turn only if no other family is named, or never."""
         assert ORDINARY in self.kinds(only=only)
 
-    @pytest.mark.parametrize("options", [{"compiled": True}, {"compiled": True, "without": ("state",)}])
+    @pytest.mark.parametrize("options", [{}, {"compiled": True}, {"compiled": True, "without": ("state",)}])
     def test_the_index_counts_the_programs_of_a_kind(self, options):
         """Otherwise a topic or a cell would be left out or drawn twice."""
         drawing, seen = Drawing(**options), {kind: [] for kind in KINDS}

@@ -181,6 +181,32 @@ def _region_of_one_dtype() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _loop_of_its_first_turns() -> Iterator[None]:
+    """A loop that is compiled once makes as many turns as in its first call."""
+    turns = []
+
+    def looped(is_left, turn, state):
+        made = 0
+        while made < turns[0] if turns else is_left(*state):
+            state, made = turn(*state), made + 1
+        turns.append(made)
+        return state
+
+    with (
+        mock.patch.object(torch, "while_loop", looped),
+        mock.patch.object(torch.compiler, "is_compiling", return_value=True),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _derives_the_forward() -> Iterator[None]:
+    """Autograd derives what a function computes, and its own backward is lost."""
+    with mock.patch.dict(snippets.GRADIENT_FUNCTIONS, {"saves its result": lambda x: x * 2 + 1}):
+        yield
+
+
 def _returns_its_operand(mode, op, args, kwargs):
     alone = op is aten.cat.default and len(args[0]) == 1
     padded = op is aten.constant_pad_nd.default and not any(args[1])
@@ -266,6 +292,8 @@ FAULTS: dict[str, tuple[str, Callable[..., object]]] = {
     "as_strided of an intermediate ignores its offset": (functions.RESTRIDED, _strides_from_the_start),
     "a product with zero is folded to zeros": (functions.ZEROS, _folds_products_with_zero),
     "a region is compiled for one dtype": (functions.REGIONS, _region_of_one_dtype),
+    "a loop makes the turns of its first call": (functions.REGIONS, _loop_of_its_first_turns),
+    "the backward of a function is lost": (functions.GRADIENTS, _derives_the_forward),
     "an append by a method is lost": (functions.SIDE_EFFECTS, _loses_an_append),
     "a generator that leaves the function is consumed": (functions.SIDE_EFFECTS, _ends_a_generator),
     "a convolution accepts any sizes": (functions.REFUSALS, _accepts(aten.convolution.default)),
@@ -320,7 +348,7 @@ class TestDrawing:
     def test_topics_take_turns(self):
         """Each topic has a turn before any has another, and nearly all take it."""
         tally, wanted = Tally(), list[tuple[str, int]]()
-        for number in range(FUNCTIONS.turns[0], 4 * PERIOD * len(functions.NAMES), PERIOD):
+        for number in range(FUNCTIONS.turns[0], 2 * PERIOD * len(functions.NAMES), PERIOD):
             wanted += topics_at(DRAWING, number)
             program = DRAWING.numbered(0, number, tally)
             assert len(program.steps) <= functions.STEPS
@@ -368,6 +396,13 @@ class TestDrawing:
         assert left_out == {"conversions", "dtypes", "state"}  # no target that transforms has states
         assert {"conversions", "dtypes"} <= {*functions.NAMES}
         assert not {*functions.NAMES} & {*unsupported_steps(describe_target("aot_eager").facts)}
+
+    def test_a_script_carries_a_function_with_its_own_gradient(self, standalone, tmp_path):
+        """The script has the source of the functions, and needs torch only."""
+        program = Drawing(only=(functions.GRADIENTS,)).numbered(0, 1)
+        assert {"own_gradient", "backward"} <= {step.op for step in program.steps}
+        ran = standalone(script(program, load_target("cpu")))
+        assert (ran.returncode, ran.stderr) == (0, "")
 
     def test_a_script_records_what_a_method_appends(self, standalone, tmp_path):
         """The script of a program with side effects needs torch only."""

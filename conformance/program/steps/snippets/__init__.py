@@ -11,6 +11,7 @@ from conformance.program.steps.snippets.copies import (
     pickled,
     pickled_together,
 )
+from conformance.program.steps.snippets.gradients import GRADIENT_FUNCTIONS, gradient_functions, own_gradient
 from conformance.program.steps.snippets.memory import (
     empty_filled,
     from_host_view,
@@ -37,6 +38,7 @@ from conformance.program.steps.snippets.python_objects import (
     recorders,
     sized,
 )
+from conformance.program.steps.snippets.quantized import quantized_channels, quantized_integers, requantized
 from conformance.program.steps.snippets.states import (
     default_device,
     default_dtype,
@@ -66,6 +68,7 @@ from conformance.program.steps.snippets.transforms import (
 )
 
 __all__ = [
+    "GRADIENT_FUNCTIONS",
     "OBJECTS",
     "RECORDERS",
     "add_to",
@@ -87,6 +90,7 @@ __all__ = [
     "function_mode",
     "generated",
     "global_state",
+    "gradient_functions",
     "host_view",
     "in_thread",
     "in_vjp",
@@ -98,12 +102,16 @@ __all__ = [
     "noted",
     "objects",
     "of_many",
+    "own_gradient",
     "pickled",
     "pickled_together",
+    "quantized_channels",
+    "quantized_integers",
     "random_zeros",
     "reads_object",
     "recorders",
     "region",
+    "requantized",
     "resize_filled_",
     "same_base",
     "seed",

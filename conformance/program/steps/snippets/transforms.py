@@ -115,7 +115,9 @@ def region(tensor: torch.Tensor, kind: str, calls: list[str]) -> torch.Tensor:
     """Return what a region makes of a tensor: a function that a compiler compiles once and the program calls twice.
 
     `calls` are the operations of the function. "nested" is a region that is called with tensors of one kind, "nested
-    twice" one that is called with other sizes, strides and dtypes. "cond" chooses between two regions by an element."""
+    twice" one that is called with other sizes, strides and dtypes, "nested without grad" one that is called in both
+    modes of autograd. "cond" chooses between two regions by an element. "while" repeats a region, "while twice" does so
+    for other sizes and dtypes and for no turn, and "while beside" reads a tensor from outside of the region."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
         result = x
@@ -139,11 +141,38 @@ def region(tensor: torch.Tensor, kind: str, calls: list[str]) -> torch.Tensor:
             return torch.cond(decides, function, negated, (x,))
         return function(x) if decides else negated(x)
 
+    def repeated(turns: int, x: torch.Tensor) -> torch.Tensor:
+        beside = x.flip(-1)
+
+        def is_left(left: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+            return left > 0
+
+        def turn(left: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            after = function(state)
+            return left - 1, after + beside if kind == "while beside" else after + 1
+
+        state = torch.tensor(turns, device=x.device), x
+        if torch.compiler.is_compiling():  # outside of a compiler, torch.while_loop starts one
+            return torch.while_loop(is_left, turn, state)[1]
+        while is_left(*state):
+            state = turn(*state)
+        return state[1]
+
     x = tensor.detach()
     if kind == "cond":
         return branch(x).sum() + 2 * branch(-1 - x.abs()).sum()
+    if kind.startswith("while"):
+        x = x.contiguous()  # a turn must return the strides that it gets
+        results = [repeated(2, x), repeated(1, x + 1)]
+        if kind == "while twice":
+            results += [repeated(3, x[:1]), repeated(2, x.mT.contiguous()), repeated(1, x.double()), repeated(0, x)]
+        return torch.stack([(result * at).sum().double() for at, result in enumerate(results, 1)])
     called = torch.compiler.nested_compile_region(function)
     results = [called(x), called(x + 1)]
     if kind == "nested twice":
         results += [called(x[:1]), called(x.mT), called(x.double())]
+    if kind == "nested without grad":
+        with torch.no_grad():
+            results += [called(x), called(x[:1])]
+        results += [called(x[:1])]
     return torch.stack([(result * at).sum().double() for at, result in enumerate(results, 1)])
