@@ -26,7 +26,7 @@ from conformance.run.shrinking import Ahead, Shrinker
 from conformance.sources.fuzzing import plan as plans
 from conformance.sources.fuzzing.campaign import Campaign
 from conformance.sources.fuzzing.plan import Plan
-from conformance.sources.fuzzing.worker import ShardResult
+from conformance.sources.fuzzing.tasks import ShardResult
 
 FAILING, CAUSES = 100, 50
 """In the simulation one program in FAILING fails, in one of CAUSES ways."""

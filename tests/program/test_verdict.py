@@ -22,7 +22,7 @@ from conformance.run.smaller import shrink
 from conformance.selftest.faults import Fault, InterceptedCall
 from conformance.selftest.mutants import MutantTarget, Planted
 from conformance.sources.fuzzing.plan import Plan, Shard
-from conformance.sources.fuzzing.worker import Part
+from conformance.sources.fuzzing.tasks import Part
 from conformance.standalone.moving import map_tensors
 from conformance.standalone.oracles import Mismatch
 from conformance.targets.cpu import CpuTarget
@@ -373,7 +373,7 @@ class TestVanished:
         """A failure that disappears is FLAKY. Regression test: on a device whose memory is never written, its old
         content decided, and the finding had no step."""
         target = self.target()
-        monkeypatch.setattr("conformance.sources.fuzzing.worker.loaded", lambda spec: target)
+        monkeypatch.setattr("conformance.sources.fuzzing.tasks.loaded", lambda spec: target)
         verdict = judge_program(self.PROGRAM, target)
         assert verdict.vanished and not verdict.passed
         shard = Shard(Plan("lost"), 0, 1)

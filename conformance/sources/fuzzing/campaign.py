@@ -39,7 +39,7 @@ from conformance.run.shrinking import Ahead, LocalShrinker, RemoteShrinker, Shri
 from conformance.sources.fuzzing.isolation import Workers, saved_findings
 from conformance.sources.fuzzing.plan import HANGS, Plan, Shard, again
 from conformance.sources.fuzzing.results import result_of
-from conformance.sources.fuzzing.worker import ShardResult
+from conformance.sources.fuzzing.tasks import ShardResult
 
 PROGRESS = 9
 """Schema version of the progress file."""

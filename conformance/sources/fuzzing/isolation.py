@@ -18,16 +18,16 @@ from conformance.run.execution_place import LOCAL, ExecutionPlace
 from conformance.run.failing_program import FailingProgram, ended
 from conformance.run.messages import Death, Done, Limits, Task
 from conformance.run.program_workers import ProgramWorkers
-from conformance.sources.fuzzing import worker
+from conformance.sources.fuzzing import tasks
 from conformance.sources.fuzzing.plan import SHARD, Behind, Shard
-from conformance.sources.fuzzing.worker import MOST_PARTS, ShardResult
+from conformance.sources.fuzzing.tasks import MOST_PARTS, ShardResult
 
 
 class Workers(ProgramWorkers):
     """Processes that run the shards of a campaign, `jobs` at a time. Use as a context manager."""
 
     def __init__(self, target: str, limits: Limits, jobs: int = 1, place: ExecutionPlace = LOCAL) -> None:
-        super().__init__(target, replace(limits, recycle=Limits.recycle // SHARD), jobs, place, [worker.__name__])
+        super().__init__(target, replace(limits, recycle=Limits.recycle // SHARD), jobs, place, [tasks.__name__])
         self.deaths = 0
         """Number of workers that died while they ran a shard."""
         self.aside: Callable[[Task, Done | Death], None] = lambda task, answer: None
@@ -36,13 +36,13 @@ class Workers(ProgramWorkers):
     def begin(self, shard: Shard) -> None:
         """Run a shard as soon as a worker is free."""
         shard = replace(shard, hang=self.hang)
-        self.submit(Task(f"programs {shard.first} to {shard.first + shard.count - 1}", worker.run_shard, (shard,)))
+        self.submit(Task(f"programs {shard.first} to {shard.first + shard.count - 1}", tasks.run_shard, (shard,)))
 
     def shards(self, seconds: float | None = None) -> Iterator[tuple[Shard, ShardResult, Shard | None]]:
         """Yield each shard when it ends, with its result and a shard of the remaining programs, for at most `seconds`.
         Raises TargetError if no worker can be started, and Stopped."""
         for task, answer in self.ended(seconds):
-            if task.function is not worker.run_shard:
+            if task.function is not tasks.run_shard:
                 self.aside(task, answer)
                 continue
             (shard,) = task.args
@@ -84,7 +84,7 @@ def recover_dead_worker(shard: Shard, death: Death) -> tuple[ShardResult, Behind
         finding = before(DRAWING)
         step = int(note.steps[-1]) if note is not None and note.steps else 0
         program, part = Program.from_json(unit["program"]), int(unit["part"])
-        if step and worker.described(shard.plan.target).facts.transforms_program:  # the whole program is one step
+        if step and tasks.described(shard.plan.target).facts.transforms_program:  # the whole program is one step
             step = len(program.steps)
         finding = ended(kind, shard.plan.seed, number, program, step)
         if kind == CRASH and 0 < step < len(program.steps) and part + 1 < MOST_PARTS:
@@ -94,7 +94,7 @@ def recover_dead_worker(shard: Shard, death: Death) -> tuple[ShardResult, Behind
         finding = replace(finding, before=ran_before, said=death.said, part=part, masking=masking)
     left = ShardResult(done=number - shard.first + (behind is None))
     for earlier in range(shard.first, number):
-        worker.program_of(shard, earlier, left)
+        tasks.program_of(shard, earlier, left)
     left.findings = [*saved_findings(shard, shard.first, number + 1), finding]
     return left, behind
 

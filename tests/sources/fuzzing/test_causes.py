@@ -18,7 +18,7 @@ from conformance.sources.fuzzing.campaign import Campaign
 from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.plan import Plan
 from conformance.sources.fuzzing.results import run_of
-from conformance.sources.fuzzing.worker import ShardResult
+from conformance.sources.fuzzing.tasks import ShardResult
 
 LIARS = "class:tests.planted.liars."
 VIEW = Step("as_strided", (tensor("a"), [2], [2], 1), out=("b",))
