@@ -31,7 +31,7 @@ from conformance.run.failing_program import DEATHS, FailingProgram
 from conformance.run.messages import COMPILING, Death, ExitReason
 from conformance.run.shrink_progress import ShrinkProgress
 from conformance.run.worker import UnitTimeout, at_most, loaded, step, unit
-from conformance.standalone.oracles import Mismatch
+from conformance.standalone.oracles import WHOLE, Mismatch
 
 CRASH_TRIALS = 60
 """Number of smaller programs that one worker tries for a crash or a hang."""
@@ -163,13 +163,20 @@ class ShrinkTrials:
             return Verdict() if another else verdict
 
 
+def _is_shown(wrong: Sequence[Mismatch], there: Sequence[Mismatch]) -> bool:
+    """Return whether another target shows these mismatches, too. If both runs end with an error, its text may differ:
+    PyTorch may call a graph with one input too few, and each backend says so in other words."""
+    ends = any(mismatch.where == WHOLE and mismatch.oracle == "error" for mismatch in there)
+    others = [mismatch for mismatch in wrong if not (ends and mismatch.where == WHOLE and mismatch.oracle == "error")]
+    return answers(others) <= answers(there)
+
+
 def unexplained(trial: Trial, wrong: Sequence[Mismatch]) -> tuple[Sequence[Mismatch], str]:
     """The mismatches that PyTorch without the backend does not show, and the target without the backend that shows all
     of them, if there is one. Without such targets, all mismatches."""
     for spec in filter(trial.target.is_like, trial.target.facts.without_backend) if wrong else ():
         verdict = judge_trial(trial.on(loaded(spec)), locate=False, watch=watch_steps(trial.program))
-        there = answers(verdict.mismatches)
-        left = [mismatch for mismatch in wrong if not answers([mismatch]) <= there]
+        left = [mismatch for mismatch in wrong if not _is_shown([mismatch], verdict.mismatches)]
         if not left:
             return [], spec
         wrong = left
@@ -346,7 +353,7 @@ def elsewhere(spec: str, finding: FailingProgram, limit: float) -> str:
         return f"leaves out {verdict.unsupported}"
     if not verdict.mismatches:
         return "agrees"
-    same = finding.kind == FAIL and answers(finding.mismatches) <= answers(verdict.mismatches)
+    same = finding.kind == FAIL and _is_shown(finding.mismatches, verdict.mismatches)
     return f"{SAME if same else 'fails'} ({verdict.mismatches[0].oracle})"
 
 

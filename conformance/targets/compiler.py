@@ -32,6 +32,9 @@ from conformance.standalone import torch_compat
 LAYERS = ("eager", "aot_eager")
 """Backends of torch that run a graph unchanged: after Dynamo alone, and after Dynamo and AOTAutograd."""
 
+DEFAULT = "compile:aot_default,import=conformance.engine.aot_default"
+"""Target with AOTAutograd's default settings, which most other backends have, and `aot_eager` has not."""
+
 ENDS = ("eager", "aot_eager", "aot_eager_decomp_partition", "inductor")
 NAMES = dict(zip(ENDS, COMPILER_LAYERS, strict=True))
 """Names of the layers by the backend that ends with each; another backend is its own last layer."""
@@ -109,6 +112,8 @@ class CompileTarget(Target):
         kept = [f",{key}={value}" for key, value in settings.items() if key in ("dynamic", "device", "without")]
         kept += [f",import={self.module}"] * (on != "cpu" and bool(self.module))
         siblings = tuple(f"compile:{name}{''.join(kept)}" for name in every)
+        if not self.of_torch and on == "cpu":
+            siblings += (DEFAULT + "".join(kept),)
         inductor = self.backend == "inductor"
         self.facts = replace(
             self.facts.without(features_of(settings.get("without", "nothing"))),

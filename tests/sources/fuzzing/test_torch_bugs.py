@@ -23,6 +23,7 @@ from conformance.sources.fuzzing.campaign import Campaign
 from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.plan import Plan
 from conformance.sources.fuzzing.results import run_of
+from conformance.targets.compiler import DEFAULT
 
 SPEC = "compile:negates_relu,import=tests.planted.lying_compilers"
 STORAGES = (Storage("float64", 1), Storage("float32", 3))
@@ -50,6 +51,18 @@ def failing(program: Program, number: int = 0, kind: str = "FAIL") -> FailingPro
     )
 
 
+SHARED = (Input("a", 0, "float32", (), ()), Input("b", 0, "float32", (), ()))
+CELLS = Storage("float32", 1), Storage("float32", 1, [2.0])
+REFUSED = Step("add_", (tensor("c"), 0), raises="RuntimeError")
+VIEW = Step("getitem", (tensor("b"), {"ellipsis": 0}), out=("d",))
+MERGED = Program(CELLS, (*SHARED, Input("c", 1, "float32", (2,), (0,))), (REFUSED, VIEW, WRITE))
+"""Bug of AOTAutograd: two inputs share a storage, one is written, and a view of the other is of the wrong memory.
+`aot_eager` ends its graph at the refused write and runs the rest as it stands."""
+INVERSE, READ = Step("op_db:linalg.inv", (tensor("c"),), out=("d",)), Step("op_db:neg", (tensor("b"),), out=("e",))
+TOKEN = Program(CELLS, (*SHARED, Input("c", 1, "float32", (1, 1), (1, 1))), (INVERSE, WRITE, READ))
+"""Bug of AOTAutograd: it calls the graph with one input too few, which each backend says in other words."""
+
+
 class TestElsewhere:
     """Whether a finding is the same without the backend."""
 
@@ -72,6 +85,21 @@ class TestElsewhere:
         changed = replace(finding, mismatches=(other, *finding.mismatches[1:]))
         assert elsewhere("compile:aot_eager", changed, 60) == "fails (value)"
 
+    def test_a_bug_that_only_default_settings_show(self) -> None:
+        """Regression test: on a right backend such a bug of AOTAutograd was the backend's, since `aot_eager` has other
+        settings."""
+        finding = failing(MERGED)
+        assert [mismatch.oracle for mismatch in finding.mismatches] == ["error"]
+        assert elsewhere("compile:aot_eager", finding, 60) == "agrees"
+        assert elsewhere(DEFAULT, finding, 60) == f"{SAME} (error)"
+
+    def test_an_error_in_other_words(self) -> None:
+        """Regression test: one input too few is a StopIteration of `aot_eager` and a TypeError of another backend."""
+        finding = failing(TOKEN)
+        assert "tangents_token" in finding.mismatches[0].detail
+        assert elsewhere("compile:aot_eager", finding, 60) == f"{SAME} (error)"
+        assert elsewhere("compile:eager", finding, 60) == "agrees"
+
     def test_a_flaky_one(self) -> None:
         """A FLAKY finding has not failed again on the target, so its failure cannot be compared."""
         assert elsewhere("compile:aot_eager", failing(OF_TORCH, kind="FLAKY"), 60) == "fails (value)"
@@ -91,8 +119,12 @@ class TestSiblings:
     @pytest.mark.parametrize(
         ("spec", "siblings", "excused"),
         [
-            (SPEC, ("compile:eager", "compile:aot_eager"), True),
-            ("compile:tiny,dynamic=yes", ("compile:eager,dynamic=yes", "compile:aot_eager,dynamic=yes"), True),
+            (SPEC, ("compile:eager", "compile:aot_eager", DEFAULT), True),
+            (
+                "compile:tiny,dynamic=yes",
+                ("compile:eager,dynamic=yes", "compile:aot_eager,dynamic=yes", f"{DEFAULT},dynamic=yes"),
+                True,
+            ),
             ("compile:eager", (), False),
             ("aot_eager", ("compile:eager",), False),
             ("inductor", ("compile:eager", "compile:aot_eager"), False),
