@@ -70,6 +70,11 @@ files."""
 SHRUNK_EACH = 3
 """Number of findings to shrink per pattern, if their causes are known without shrinking."""
 
+KNOWN_TRIALS = 4
+"""Number of smaller programs, for each program that ran, after which no finding is shrunk that may be a reported bug of
+PyTorch. On AOTAutograd eight of them take the time of a program, so shrinking known bugs takes at most a third of a
+campaign. A number, since the findings that are shrunk must not depend on the speed of a machine."""
+
 
 @dataclass
 class Campaign:
@@ -203,7 +208,18 @@ class Campaign:
 
     def _due(self, finding: FailingProgram) -> bool:
         excused = self.wanted is None and not self.plan.fail_on_torch_bugs and self.of_torch(finding)
-        return not (finding.shrunk or excused or self._enough_of(finding) or self._unshrinkable(finding))
+        return not (
+            finding.shrunk
+            or excused
+            or self._enough_of(finding)
+            or self._unshrinkable(finding)
+            or self.is_left_as_known(finding)
+        )
+
+    def is_left_as_known(self, finding: FailingProgram) -> bool:
+        """Whether a finding that may be a reported bug of PyTorch is not shrunk, since shrinking has tried enough."""
+        spent = self.wanted is None and self.tried > KNOWN_TRIALS * self.result.done
+        return spent and not finding.shrunk and bool(self.may_be_known(finding))
 
     def of_torch(self, finding: FailingProgram) -> bool:
         """Whether a finding also shows without the backend under test, as far as is known. It does not fail the run,

@@ -114,6 +114,8 @@ def _example(console: Console, result: Result, finding: FailingProgram, running:
             why = "it is no bug of your backend; --minimize makes it small"
         elif not finding.pattern.startswith(NOT_SHRUNK.format("")):
             why = "smaller findings have the same pattern"
+        elif running.is_left_as_known(finding):
+            why = f"it may be {running.may_be_known(finding)}, and others were shrunk first; --minimize makes it small"
         console.print(f"not shrunk: {why}")
     if explanation := legend(finding.title(), *seen):
         console.print(f"where {explanation}")
