@@ -25,6 +25,7 @@ from conformance.sources.operator import calls as kinds
 from conformance.sources.operator.calls import DrawnCall, conjugate_view, negative_view, note_of
 from conformance.sources.operator.checks import REFUSED, Examination
 from conformance.sources.operator.examine import ComparedCall, examined
+from conformance.sources.operator.forks import processor_time
 from conformance.sources.operator.inputs import described_sizes, smaller_inputs
 from conformance.sources.operator.subject import TAKEN, by_finding_name
 from conformance.sources.operator.table import CHECKS
@@ -34,7 +35,10 @@ from conformance.standalone.observation import tensors_by_name
 from conformance.standalone.oracles import Mismatch
 
 TRIALS, SECONDS, TRIAL = 120, 10.0, 3.0
-"""Limits on the trials of one difference: their number, the time in which they begin, and the time of one."""
+"""Limits on the trials of one difference: their number, the processor time in which they begin, and the time of one."""
+
+PATIENCE = 6
+"""Limit on the trials by a clock, in multiples of that on their processor time."""
 
 SLOW = {"compile": 12, "dynamic": 12, "inductor": 0, "hang": 0}
 """Limits on the number of trials for slow checks."""
@@ -123,12 +127,16 @@ def minimized(trial: Examination, finding: Difference, seconds: float = SECONDS)
         return finding
     if _is_right_alone(trial, finding):
         return replace(finding, recurs=False)
-    try:
-        program = program_of(without_lazy_views(finding.call))
-    except Unwritable:
-        return finding
-    smallest = finding
-    bound = trial.operator.bound
+    until, latest = processor_time() + seconds, time.time() + PATIENCE * seconds
+
+    def is_late() -> bool:
+        """Whether the time is over: processor time, so that a loaded machine finds the same, unless a call sleeps."""
+        return processor_time() >= until or time.time() >= latest
+
+    smallest = finding = in_writable_size(trial, finding, is_late)
+    if not is_writable(finding.call):
+        return replace(finding, cut=is_late())
+    program = program_of(without_lazy_views(finding.call))
     lazy = lazy_views(finding.call)
 
     def call_again(candidate: Program) -> DrawnCall | None:
@@ -139,18 +147,9 @@ def minimized(trial: Examination, finding: Difference, seconds: float = SECONDS)
         nonlocal smallest
         call = call_again(candidate)
         assert call is not None
-        args, kwargs = call.arguments()
-        if not _keeps(call, finding.call) or bound(args, kwargs) is None:
-            return False
-        if call.kind not in (REFUSED, kinds.OVERLAP) and not trial.plan.accepts(call):
-            return False
-        for item in examined(trial, CHECKS[finding.check].procedure, [call], TRIAL):
-            if isinstance(item, Difference) and item.check == finding.check:
-                if _kind(item.mismatch) != _kind(finding.mismatch):
-                    continue
-                smallest = item
-                return True
-        return False
+        found = None if is_late() else same_difference(trial, finding, call)
+        smallest = found or smallest
+        return found is not None
 
     def allowed(candidate: Program) -> Program | None:
         if _valid(candidate) is None or call_again(candidate) is None:
@@ -164,16 +163,57 @@ def minimized(trial: Examination, finding: Difference, seconds: float = SECONDS)
                 with contextlib.suppress(Unwritable):
                     yield program_of(without_lazy_views(call.on(values)))
 
-    until = time.time() + seconds
     reduce_program(
         program,
         fails,
         SLOW.get(finding.check, TRIALS),
         (smaller_sizes, smaller_lengths, *CALL_PASSES[:2], fewer_keywords, *CALL_PASSES[2:]),
-        until,
+        latest,
         allowed,
     )
-    return replace(smallest, cut=time.time() >= until)
+    return replace(smallest, cut=is_late())
+
+
+def same_difference(trial: Examination, finding: Difference, call: DrawnCall) -> Difference | None:
+    """Return the difference of a finding's kind in a smaller call; None if there is none."""
+    args, kwargs = call.arguments()
+    if not _keeps(call, finding.call) or trial.operator.bound(args, kwargs) is None:
+        return None
+    if call.kind not in (REFUSED, kinds.OVERLAP) and not trial.plan.accepts(call):
+        return None
+    for item in examined(trial, CHECKS[finding.check].procedure, [call], TRIAL):
+        if (
+            isinstance(item, Difference)
+            and item.check == finding.check
+            and _kind(item.mismatch) == _kind(finding.mismatch)
+        ):
+            return item
+    return None
+
+
+def is_writable(call: DrawnCall) -> bool:
+    """Whether a script can write the call."""
+    try:
+        program_of(without_lazy_views(call))
+    except Unwritable:
+        return False
+    return True
+
+
+def in_writable_size(trial: Examination, finding: Difference, is_late: Callable[[], bool]) -> Difference:
+    """Return the difference in a call of described sizes that a script can write, if a smaller one has it in time: a
+    script holds no tensor of more than 10,000 elements."""
+    while not is_writable(finding.call) and trial.description is not None:
+        for values in smaller_inputs(trial.description, finding.call.values, dict(finding.call.sizes)):
+            call = restated(trial, finding.call.on(values), finding.call)
+            if is_late():
+                return finding
+            if call is not None and (found := same_difference(trial, finding, call)):
+                finding = found
+                break
+        else:
+            return finding
+    return finding
 
 
 def restated(trial: Examination, call: DrawnCall, before: DrawnCall) -> DrawnCall | None:

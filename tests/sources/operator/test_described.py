@@ -6,8 +6,10 @@ import pytest
 import torch
 
 import conformance
-from conformance.sources.operator.examine import CheckRequest, examination
+from conformance.sources.operator.examine import CheckRequest, examination, examined
+from conformance.sources.operator.finding import in_writable_size, is_writable
 from conformance.sources.operator.inputs import described_sizes, parse, smaller_inputs
+from conformance.sources.operator.verdict import Difference
 
 ROWS = parse(
     {
@@ -114,3 +116,16 @@ def test_a_script_stays_inside_the_description():
         conformance.check(scaled, reference=lambda x, index: x[index], inputs=request, checks=["values"])
     text = str(error.value)
     assert "(n = 2, m = 8)" in text.splitlines()[1] and "x = torch.ones(2, 8)" in text
+
+
+def test_a_call_that_is_too_large_for_a_script_gets_smaller():
+    """Its script had no inputs. Regression test: only sizes that are large together show the fault."""
+    inputs = {"x": "float32[n, m]", "sizes": {"n": "1..200", "m": "1..200"}}
+    wrong = lambda x: x * 3 if min(x.shape) > 16 else x * 2  # noqa: E731
+    trial = examination(CheckRequest(wrong, reference=lambda x: x * 2, inputs=inputs))
+    largest = max(trial.plan.of("blocks"), key=lambda call: call.values["x"].numel())
+    (finding,) = (item for item in examined(trial, "compare", [largest]) if isinstance(item, Difference))
+    assert not is_writable(finding.call)
+    small = in_writable_size(trial, finding, lambda: False)
+    assert is_writable(small.call) and small.call.note == "n = 50, m = 200" and small.check == "blocks"
+    assert in_writable_size(trial, finding, lambda: True) is finding
