@@ -31,9 +31,13 @@ from conformance.standalone.operator_checks import (
     Function,
     NotJudged,
     by_entry,
+    by_itself,
     call_plainly,
+    call_under_autocast,
     from_reference,
     is_differentiable,
+    is_rounded_by_autocast,
+    judge_own_rounding,
     line_of,
     mismatches_of,
     of_result,
@@ -257,13 +261,6 @@ def compare_forward_mode(call: CheckedCall) -> Iterator[Found]:
     yield from compare_derivatives(call, differentiate_forward, "forward_mode", "derivative in forward mode")
 
 
-def differentiate_under_autocast(function: Function, inputs: dict[str, Any]) -> Any:
-    """Return the gradients of a call and its backward pass under autocast to bfloat16."""
-    devices = [tensor.device.type for tensor in tensors(inputs) if not tensor.is_meta]
-    with torch.autocast(devices[0] if devices else "cpu", torch.bfloat16):
-        return differentiate_call(function, inputs)
-
-
 def compare_backward(call: CheckedCall) -> Iterator[Found]:
     """Compare the gradients with those of a second pass along the same graph, and of one after a write to the result,
     which may be an error; and those under autocast with the reference's there, or with those outside of autocast."""
@@ -277,18 +274,17 @@ def compare_backward(call: CheckedCall) -> Iterator[Found]:
         for mismatch in of_results(mismatches_of(want, got, ANSWER, call.tolerances)):
             yield under("backward", by_entry(mismatch), detail)
             return
-    got = call.actual(around=differentiate_under_autocast)
+    for mismatch in judge_own_rounding(call, want, differentiate_call):
+        yield under("backward", by_entry(mismatch), by_itself(mismatch))
+        return
+    differentiate = functools.partial(call_under_autocast, around=differentiate_call)
+    got = call.actual(around=differentiate)
     right = [want]
     if call.reference is not None:
-        right += [one for one in (call.expected(around=differentiate_under_autocast),) if has_gradient(one)]
+        right += [one for one in (call.expected(around=differentiate),) if has_gradient(one)]
     by_side = [of_results(mismatches_of(one, got, ANSWER)) for one in right]
-    if not all(by_side):
-        return
     near = [one for one, found in zip(right, by_side) if {each.oracle for each in found} == {"value"}]
-    narrow = functools.partial(
-        from_reference, call, got=got, oracles={"value"}, around=differentiate_call, narrow=torch.bfloat16
-    )
-    if all(of_results(narrow(one)) for one in near):
+    if all(by_side) and not is_rounded_by_autocast(call, near, got, differentiate_call):
         yield under("backward", by_entry(by_side[-1][0]), "under autocast")
 
 

@@ -15,6 +15,7 @@ operator's own reason.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -410,10 +411,11 @@ def from_reference(
     oracles: Collection[str],
     around: Around = call_plainly,
     narrow: torch.dtype | None = None,
+    adds_in: torch.dtype | None = None,
 ) -> list[Mismatch]:
     """Return the differences of the operator's answer from the reference's that neither the reference's rounding nor
     its own indecision explains. `narrow` is the least precise dtype in which the operator may round, by default that
-    of the inputs."""
+    of the inputs, and `adds_in` that in which it may add."""
     tolerances = scaled_tolerances(call, want)
     found = mismatches_of(want, got, oracles, tolerances)
     if call.kind == SPECIAL and any(one.oracle == "value" for one in found) and is_undecided(call):
@@ -424,7 +426,7 @@ def from_reference(
     if truth.error is not None:
         return found
     left = arbitrate(found, want, got, truth, tolerance=tolerances)
-    if left and (swayed := sway_reference(call, around, narrow or coarsest_dtype(call.inputs()))):
+    if left and (swayed := sway_reference(call, around, narrow or coarsest_dtype(call.inputs()), adds_in)):
         left = arbitrate(found, want, got, truth, tolerance=tolerances, swayed=swayed)
     return left
 
@@ -466,18 +468,126 @@ def coarsest_dtype(values: Any) -> torch.dtype | None:
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=None)
 
 
-def sway_reference(call: CheckedCall, around: Around, narrow: torch.dtype | None) -> list[Observation]:
+def sway_reference(
+    call: CheckedCall, around: Around, narrow: torch.dtype | None, adds_in: torch.dtype | None = None
+) -> list[Observation]:
     """Return the reference's answers in float64 with inputs and rounded results moved: the operator may round in
     another order, so its error depends on the size of the terms that the reference adds. An operator in half precision
-    adds in float32: only the results of the reference's own operators are rounded to halves."""
+    adds in float32: only the results of the reference's own operators are rounded to halves, and the inputs, if they
+    are no halves yet."""
     if narrow is None:
         return []
-    add_in = torch.float32 if narrow in HALVES and narrow is coarsest_dtype(call.inputs()) else narrow
+    casts = narrow is not coarsest_dtype(call.inputs())
+    add_in = adds_in or (torch.float32 if narrow in HALVES and not casts else narrow)
     sways = [Swayed(add_in, seed, units) for seed in range(SWAYS) for units in (2 * TIMES, -2 * TIMES)]
     if add_in is not narrow:
-        sways += [Swayed(narrow, seed, unit, inputs=False) for seed in range(SWAYS) for unit in (1.0, -1.0)]
+        units = 2.0 if casts else 1.0
+        sways += [Swayed(narrow, seed, unit, inputs=casts) for seed in range(SWAYS) for unit in (units, -units)]
     runs = [call.expected(sway, around) for sway in sways]
     return runs if all(run.error is None for run in runs) else []
+
+
+# Autocast
+
+IN_FLOAT32: Mapping[str, Any] = {"narrow": torch.bfloat16, "adds_in": torch.float32}
+"""How `from_reference` judges under autocast: inputs and results may be rounded to bfloat16, sums may not."""
+
+
+def call_under_autocast(
+    function: Function, inputs: dict[str, Any], around: Around = call_plainly, casts: bool = True
+) -> Any:
+    """Make the call under autocast to bfloat16. Without `casts`, it says that it is on, but casts nothing."""
+    devices = [tensor.device.type for tensor in tensors(inputs) if not tensor.is_meta]
+    device = devices[0] if devices else "cpu"
+    with torch.autocast(device, torch.bfloat16), contextlib.nullcontext() if casts else no_casts(device):
+        return around(function, inputs)
+
+
+@contextlib.contextmanager
+def no_casts(device: str) -> Iterator[None]:
+    """Context in which autocast is on and casts to float32. The functions of torch that tell its dtype tell the usual
+    one, as those that set it do: an operator may cast by itself, and `torch.autocast` may be entered again."""
+    said = {device: torch.get_autocast_dtype(device)}
+    torch.set_autocast_dtype(device, torch.float32)
+    changed = {
+        "get_autocast_dtype": lambda kind: said.get(kind) or TOLD[0](kind),
+        "set_autocast_dtype": lambda kind, dtype: said.update({kind: dtype}) if kind in said else TOLD[1](kind, dtype),
+        f"get_autocast_{'gpu' if device == 'cuda' else device}_dtype": lambda: said[device],
+    }
+    before = {name: getattr(torch, name) for name in changed if hasattr(torch, name)}
+    try:
+        for name in before:
+            setattr(torch, name, changed[name])
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(torch, name, function)
+
+
+TOLD = torch.get_autocast_dtype, torch.set_autocast_dtype
+"""torch's own functions, which `no_casts` replaces for a while."""
+
+
+def is_rounded_by_autocast(
+    call: CheckedCall, right: Sequence[Observation], got: Observation, around: Around = call_plainly
+) -> bool:
+    """Whether rounding explains how an answer under autocast differs from one of the right answers, whose values alone
+    differ from it: that of inputs and of the reference's results to bfloat16, or that of each of the operator's own
+    steps, since autocast rounds the results of products, and what is computed from these. For these steps, the operator
+    runs in float64, which autocast leaves as it is, with each of its results moved by a unit of bfloat16. If it does
+    not run in float64, each step of the reference may be rounded to bfloat16."""
+
+    def by_reference(**limits: Any) -> bool:
+        return any(not of_results(from_reference(call, want, got, {"value"}, around, **limits)) for want in right)
+
+    if not right or by_reference(**IN_FLOAT32):
+        return bool(right)
+    truth, runs = call.expected(Widened(), around), list[Observation]()
+    if call.device is None and truth.error is None:
+        cast = functools.partial(call_under_autocast, around=around)
+        sways = (Swayed(torch.bfloat16, seed, unit) for seed in range(SWAYS) for unit in (1.0, -1.0))
+        runs = [call.actual(sway, cast) for sway in sways]
+    if not runs or any(run.error is not None for run in runs):
+        return by_reference(narrow=torch.bfloat16)
+    found = ((want, of_results(mismatches_of(want, got, {"value"}))) for want in right)
+    return any(not arbitrate(each, want, got, truth, swayed=runs) for want, each in found)
+
+
+def by_itself(mismatch: Mismatch) -> str:
+    """Return the detail of a difference that `judge_own_rounding` has found."""
+    return "; ".join(filter(None, (mismatch.detail, "under autocast, by the operator's own rounding")))
+
+
+def judge_own_rounding(call: CheckedCall, plain: Observation, around: Around = call_plainly) -> list[Mismatch]:
+    """Return the differences of the operator's values where autocast is on and casts nothing. Whatever is rounded to
+    halves there, the operator itself has rounded: it may do that to inputs and results, but must add as in float32.
+    None if `plain`, its answer without autocast, is as wrong: other checks judge that."""
+    if call.reference is None:
+        return []
+    truth = call.expected(Widened(), around)
+
+    def beyond_rounding(seen: Observation) -> list[Mismatch]:
+        want, got = results_in_dtypes(truth, seen), results_in_dtypes(seen, seen)
+        if {one.oracle for one in of_results(mismatches_of(want, got, ANSWER))} != {"value"}:
+            return []  # other facts are judged where autocast casts
+        return of_results(from_reference(call, want, got, {"value"}, around, **IN_FLOAT32))
+
+    own = call.actual(around=functools.partial(call_under_autocast, around=around, casts=False))
+    found = beyond_rounding(own)
+    return found if found and not beyond_rounding(plain) else []
+
+
+def results_in_dtypes(seen: Observation, like: Observation) -> Observation:
+    """Return an answer with floating results in the dtypes of another one, and with float32 in place of float64."""
+
+    def converted(name: str, one: Seen) -> Seen:
+        if not of_result(name) or name not in like.tensors or not one.dtype.is_floating_point:
+            return one
+        dtype = like.tensors[name].dtype
+        dtype = torch.float32 if dtype is torch.float64 else dtype
+        return dataclasses.replace(one, value=one.value.to(dtype), metadata={**one.metadata, "dtype": dtype})
+
+    return dataclasses.replace(seen, tensors={name: converted(name, one) for name, one in seen.tensors.items()})
 
 
 def compare_results(call: CheckedCall) -> Iterator[Found]:

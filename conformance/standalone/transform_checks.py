@@ -31,11 +31,14 @@ from conformance.standalone.operator_checks import (
     Function,
     NotJudged,
     by_entry,
+    by_itself,
     call_plainly,
+    call_under_autocast,
     expect_answer,
     fact,
-    from_reference,
+    is_rounded_by_autocast,
     join_results,
+    judge_own_rounding,
     line_of,
     mismatches_of,
     observe_operator,
@@ -233,16 +236,20 @@ def call_in_loop(dims: Sequence[int | None], function: Function, inputs: dict[st
 def compare_autocast(call: CheckedCall) -> Iterator[Found]:
     """Compare the results under autocast with three right ones: the operator's without autocast, the reference's under
     autocast, and the operator's on inputs that autocast has cast. Values may differ by rounding in bfloat16, to which
-    autocast casts at other places in other code. The fake kernel must agree about the metadata."""
+    autocast casts at other places in other code; but what the operator itself rounds must be right where autocast
+    casts nothing. The fake kernel must agree about the metadata."""
     plain = call.actual()
     expect_answer(plain)
+    for mismatch in judge_own_rounding(call, plain):
+        yield under("autocast", mismatch, by_itself(mismatch))
+        return
     got = call.actual(around=call_under_autocast)
     cast = call.ask(observe_cast)
     right = [want for want in (plain, call.expected(around=call_under_autocast), cast) if want.error is None]
     by_side = [of_results(mismatches_of(want, got, ANSWER)) for want in right]
     if all(by_side):
         values = [want for want, found in zip(right, by_side) if {one.oracle for one in found} == {"value"}]
-        if all(of_results(from_reference(call, want, got, {"value"}, narrow=torch.bfloat16)) for want in values):
+        if not is_rounded_by_autocast(call, values, got):
             yield fact("autocast", by_side[0][0])
             return
     if call.mode is not None and got.error is None:
@@ -255,13 +262,6 @@ def compare_autocast(call: CheckedCall) -> Iterator[Found]:
 def observe_cast(call: CheckedCall) -> Observation:
     """Call the operator on inputs that autocast has cast."""
     return observe_where_it_runs(call, lambda: map_leaves(call.inputs(), in_bfloat16))
-
-
-def call_under_autocast(function: Function, inputs: dict[str, Any]) -> Any:
-    """Make the call under autocast to bfloat16."""
-    devices = [tensor.device.type for tensor in tensors(inputs) if not tensor.is_meta]
-    with torch.autocast(devices[0] if devices else "cpu", torch.bfloat16):
-        return call_plainly(function, inputs)
 
 
 def in_bfloat16(leaf: Any) -> Any:

@@ -269,6 +269,60 @@ def casts_itself_under_autocast(input, mat2):
     return (input.bfloat16().float() @ mat2.bfloat16().float()).bfloat16()
 
 
+CASTS = {"input": "float32[n, k]", "mat2": "float32[k, m]", "sizes": PRODUCT["sizes"]}
+
+
+@honest(torch.mm, CASTS)
+def casts_to_the_dtype_of_autocast(input, mat2):
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else input.dtype
+    with torch.autocast("cpu", enabled=False):
+        return (input.to(dtype).float() @ mat2.to(dtype).float()).to(dtype)
+
+
+class _CastProduct(torch.autograd.Function):
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.bfloat16)
+    def forward(ctx, input, mat2):
+        ctx.save_for_backward(input, mat2)
+        return (input.float() @ mat2.float()).to(input.dtype)
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
+    def backward(ctx, grad):
+        input, mat2 = ctx.saved_tensors
+        dtype, grad = input.dtype, grad.float()
+        return (grad @ mat2.float().mT).to(dtype), (input.float().mT @ grad).to(dtype)
+
+
+@honest(torch.mm, CASTS)
+def casts_its_inputs_under_autocast(input, mat2):
+    return _CastProduct.apply(input, mat2)
+
+
+@honest(attention, {**HEADS, **dict.fromkeys(("q", "k", "v"), "float32[h, n, d] in -4..4")})
+def attention_that_casts_itself(q, k, v):
+    """As a fused kernel does: it multiplies halves, and adds in float32."""
+    cast = (lambda x: x.bfloat16().float()) if torch.is_autocast_enabled("cpu") else lambda x: x
+    with torch.autocast("cpu", enabled=False):
+        scores = cast(q) @ cast(k).mT / q.shape[-1] ** 0.5
+        powers = (scores - scores.amax(-1, keepdim=True)).exp()
+        return cast(cast(powers) @ cast(v) / powers.sum(-1, keepdim=True))
+
+
+@honest(lambda a, b, c: (a @ b) @ c, {**dict.fromkeys("abc", "float32[n, n]"), "sizes": {"n": "1..64"}})
+def product_of_three_from_the_right(a, b, c):
+    return a @ (b @ c)
+
+
+@honest(
+    lambda x, w, v: torch.nn.functional.gelu(x @ w) @ v + x,
+    {"x": "float32[n, m]", "w": "float32[m, k]", "v": "float32[k, m]", "sizes": dict.fromkeys("nmk", "1..70")},
+)
+def network_by_parts(x, w, v):
+    hidden = torch.cat([torch.nn.functional.gelu(x @ part) for part in w.split(16, 1)], 1)
+    return x + sum(a @ b for a, b in zip(hidden.split(16, 1), v.split(16, 0)))
+
+
 # Choices
 
 
@@ -453,10 +507,6 @@ def attention_by_blocks(q, k, v):
         total, result = total * shrinks + powers.sum(-1, keepdim=True), result * shrinks + powers @ values
         top = new
     return result / total
-
-
-# Its gradient of q under autocast is beyond the bound: some ten steps round to bfloat16, forth and back, and cancel.
-HONEST["attention_by_blocks"]["exclude"] = {"backward": "each of its steps rounds under autocast"}
 
 
 @honest(rotate, ROPE)

@@ -362,6 +362,53 @@ def is_cast(x):
     return torch.is_autocast_enabled("cpu") or x.dtype is torch.bfloat16
 
 
+CAST = {"input": "float32[n, k]", "mat2": "float32[k, m]", "sizes": PRODUCT["sizes"]}
+
+
+@wrong("autocast", torch.mm, CAST)
+def adds_in_bfloat16_under_autocast(input, mat2):
+    return accumulate(input.bfloat16(), mat2.bfloat16()) if is_cast(input) else input @ mat2
+
+
+@wrong("autocast", torch.mm, CAST)
+def adds_in_the_dtype_of_autocast(input, mat2):
+    if not torch.is_autocast_enabled("cpu"):
+        return input @ mat2
+    dtype = torch.get_autocast_dtype("cpu")
+    return accumulate(input.to(dtype), mat2.to(dtype))
+
+
+ADDS_IN_ITS_DTYPE = torch.library.custom_op(
+    "wrong::adds_in_its_dtype", accumulate, mutates_args=(), schema="(Tensor input, Tensor mat2) -> Tensor"
+)
+ADDS_IN_ITS_DTYPE.register_fake(lambda input, mat2: input.new_empty(input.shape[0], mat2.shape[1]))
+ADDS_IN_ITS_DTYPE.register_autocast("cpu", torch.bfloat16)
+
+
+@wrong("autocast", torch.mm, CAST)
+def registers_a_cast_to_bfloat16_and_adds_in_it(input, mat2):
+    return ADDS_IN_ITS_DTYPE(input, mat2)
+
+
+class _CastProduct(torch.autograd.Function):
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.bfloat16)
+    def forward(ctx, input, mat2):
+        ctx.save_for_backward(input, mat2)
+        return (input.float() @ mat2.float()).to(input.dtype)
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
+    def backward(ctx, grad):
+        input, mat2 = ctx.saved_tensors
+        return accumulate(grad, mat2.mT), accumulate(input.mT, grad)
+
+
+@wrong("backward", torch.mm, CAST)
+def adds_its_gradient_in_bfloat16_under_autocast(input, mat2):
+    return _CastProduct.apply(input, mat2)
+
+
 # Derivatives
 
 

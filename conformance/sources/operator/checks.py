@@ -366,7 +366,12 @@ PROCEDURES: Mapping[str, Procedure] = {
     ),
     "vmap": Procedure(transforms.compare_vmap, SMALL, 4, uses=("reference", "writes"), lacks=lacks_equality),
     "autocast": Procedure(
-        transforms.compare_autocast, SMALL, 6, uses=(*BY_REFERENCE, "mode"), mode=FAKE, lacks=lacks_equality
+        transforms.compare_autocast,
+        (*SMALL, kinds.BLOCKS),  # sums of few elements are right in any dtype
+        6,
+        uses=(*BY_REFERENCE, "mode"),
+        mode=FAKE,
+        lacks=lacks_equality,
     ),
     "refusals": Procedure(checks.expect_error, (REFUSED,), uses=("reference",)),
     "compile": Procedure(
@@ -397,7 +402,7 @@ PROCEDURES: Mapping[str, Procedure] = {
     "subsets": Procedure(derivatives.compare_subsets, SMALL, 3, 1, ("tolerance",), lacks_gradient),
     "second": Procedure(derivatives.compare_second, SMALL, 3, 1, BY_REFERENCE, lacks_gradient),
     "forward_mode": Procedure(derivatives.compare_forward_mode, SMALL, 3, 1, BY_REFERENCE, lacks_gradient),
-    "backward": Procedure(derivatives.compare_backward, SMALL, 3, 1, BY_REFERENCE, lacks_gradient),
+    "backward": Procedure(derivatives.compare_backward, (*SMALL, kinds.BLOCKS), 3, 1, BY_REFERENCE, lacks_gradient),
     "cotangents": Procedure(derivatives.compare_cotangents, PLAIN, 6, 3, ("tolerance",), lacks_derivative),
 }
 """In running order: procedures that often end early come first, so that their time goes to the others."""

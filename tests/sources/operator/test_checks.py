@@ -267,7 +267,7 @@ class TestRequest:
     @pytest.mark.parametrize(("operator", "said"), [
         (lambda x: x.numpy(), "result: expected Tensor, got numpy.ndarray"),
         (lambda x: x.as_subclass(Lazy), "result: expected Tensor, got tests.sources.operator.test_checks.Lazy"),
-        (lambda x: x.tolist(), "result: expected Tensor, got nothing"),
+        (lambda x: x.tolist(), "result: expected Tensor, got sequence of 3"),
     ])  # fmt: skip
     def test_a_result_that_is_no_plain_tensor(self, operator, said):
         """Its type is named. Values that a subclass computes when they are read are none of the operator's."""
@@ -338,6 +338,21 @@ def test_autocast_explains_rounding_only():
     inputs = {"x": "float32[n, m]", "y": "float32[m, n]", "sizes": {"n": "1..20", "m": "1..20"}}
     request = {"operator": product_wrong_under_autocast, "reference": torch.mm, "inputs": inputs}
     assert wrong(judged(request, checks=["autocast"])) == ["autocast"]
+
+
+def test_an_autocast_that_casts_nothing():
+    """It says that it is on and what it casts to, also where it is entered again, and leaves torch as it was."""
+
+    def ask(x):
+        with torch.autocast("cpu", torch.float16):
+            inner = torch.get_autocast_dtype("cpu"), (x @ x).dtype
+        return inner, torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), (x @ x).dtype
+
+    before = torch.get_autocast_dtype, torch.set_autocast_dtype, torch.get_autocast_dtype("cpu")
+    told = operator_checks.call_under_autocast(ask, {"x": torch.ones(2, 2)}, casts=False)
+    assert told == ((torch.float16, torch.float32), True, torch.bfloat16, torch.float32)
+    assert operator_checks.call_under_autocast(ask, {"x": torch.ones(2, 2)})[-1] is torch.bfloat16
+    assert before == (torch.get_autocast_dtype, torch.set_autocast_dtype, torch.get_autocast_dtype("cpu"))
 
 
 @alone
