@@ -25,8 +25,8 @@ import torch
 from conformance.record.error_text import text_of
 from conformance.run.messages import Death, ExitReason, exit_in_words
 
-MEMORY = 8 * 2**30
-"""Limit on the memory that a fork may allocate, in bytes."""
+MEMORY = 4 * 2**30
+"""Limit on the memory that a fork may allocate, in bytes. Inputs have at most 400 kB."""
 
 IDLE, NEARLY = 0.05, 0.9
 """Shares of a processor: a fork with less than the first waits for something, and one with more than the second has it
@@ -130,11 +130,14 @@ def forked(work: Callable[[Send], None], seconds: float) -> Iterator[Any]:
 
 def _answers(receiving: Connection, process: int, seconds: float) -> bool:
     """Whether a fork sends something in time. One that works may take `seconds` of processor time: other processes
-    must not make a slow call a hang. One that waits, for example for a lock, may take `seconds` of a clock."""
+    must not make a slow call a hang. One that waits, for example for a lock, may take `seconds` of a clock; a fork that
+    waits for a processor does not count as such."""
     begin = now = processor_time_of(process)
+    waited = waiting_time_of(process)
     while not receiving.poll(seconds):
         before, now = now, processor_time_of(process)
-        if now - begin >= NEARLY * seconds or now - before < IDLE * seconds:
+        waited_before, waited = waited, waiting_time_of(process)
+        if now - begin >= NEARLY * seconds or now - before + waited - waited_before < IDLE * seconds:
             return False
     return True
 
@@ -147,6 +150,17 @@ def processor_time_of(process: int) -> float:
             fields = file.read().rpartition(")")[2].split()  # the name before it may hold any character
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return 0.0
+
+
+def waiting_time_of(process: int) -> float:
+    """Return the time for which the threads of another process have waited for a processor, in seconds; 0 where the
+    system does not tell."""
+    waited = 0
+    with contextlib.suppress(OSError, ValueError, IndexError):  # a thread may end meanwhile
+        for thread in os.listdir(f"/proc/{process}/task"):
+            with open(f"/proc/{process}/task/{thread}/schedstat") as file:
+                waited += int(file.read().split()[1])
+    return waited / 1e9
 
 
 def _work(work: Callable[[Connection], None], pipe: Connection, parent: int) -> None:
@@ -188,7 +202,9 @@ def _end_with(parent: int) -> None:
 
 
 def _limit_memory() -> None:
+    """Limit the memory that this process may write. A limit on addresses would keep devices from working, as CUDA
+    reserves more of them than there is memory."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         with open("/proc/self/statm") as file:
-            now = int(file.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
+            now = int(file.read().split()[5]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_DATA, (now + MEMORY, resource.getrlimit(resource.RLIMIT_DATA)[1]))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import math
+import mmap
 import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -81,11 +83,13 @@ def test_a_hang_ends():
 
 
 class Clocks:
-    """A pipe whose message comes after `needed` seconds of processor time, in a fork with a share of the processor."""
+    """A pipe whose message comes after `needed` seconds of processor time, in a fork with a share of the processor, for
+    which it waits in a part of the rest."""
 
-    def __init__(self, monkeypatch, share, needed):
+    def __init__(self, monkeypatch, share, needed, waits):
         self.share, self.needed, self.now = share, needed, 0.0
         monkeypatch.setattr(forks, "processor_time_of", lambda process: self.share * self.now)
+        monkeypatch.setattr(forks, "waiting_time_of", lambda process: waits * (1 - self.share) * self.now)
 
     def poll(self, seconds):
         self.now += seconds
@@ -93,18 +97,21 @@ class Clocks:
 
 
 @pytest.mark.parametrize(
-    ("share", "needed", "answers", "clock"),
+    ("share", "needed", "waits", "answers", "clock"),
     [
-        (1.0, 15.0, True, 20.0),
-        (1.0, math.inf, False, 20.0),
-        (0.2, 15.0, True, 80.0),  # a machine that is busy with other work: formerly a hang after 20 s
-        (0.2, math.inf, False, 100.0),
-        (0.0, math.inf, False, 20.0),  # a lock
+        (1.0, 15.0, 0, True, 20.0),
+        (1.0, math.inf, 0, False, 20.0),
+        (0.2, 15.0, 0, True, 80.0),  # a machine that is busy with other work: formerly a hang after 20 s
+        (0.2, math.inf, 0, False, 100.0),
+        (0.04, 15.0, 1, True, 380.0),  # a very busy one: formerly taken for a lock
+        (0.04, math.inf, 1, False, 460.0),
+        (0.0, math.inf, 0, False, 20.0),  # a lock
+        (0.0, math.inf, 0.01, False, 20.0),
     ],
 )
-def test_other_processes_make_no_hang(monkeypatch, share, needed, answers, clock):
+def test_other_processes_make_no_hang(monkeypatch, share, needed, waits, answers, clock):
     """The limit of a working call counts processor time, and the limit of a waiting call counts a clock's time."""
-    pipe = Clocks(monkeypatch, share, needed)
+    pipe = Clocks(monkeypatch, share, needed, waits)
     assert (forks._answers(pipe, 0, 20.0), pipe.now) == (answers, clock)
 
 
@@ -116,6 +123,12 @@ def test_a_loop_ends():
             pass
 
     assert [*forked(work, 0.2)] == [Death(ExitReason.TIMEOUT, "gave no answer in 0.2 s")]
+
+
+def test_waiting_for_a_processor_is_told():
+    """The system tells it in nanoseconds, for each thread; an unknown process has none."""
+    before = int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9 if sys.platform == "linux" else 0
+    assert before <= forks.waiting_time_of(os.getpid()) and forks.waiting_time_of(2**30) == 0
 
 
 @pytest.mark.parametrize("code", [0, 3])
@@ -153,6 +166,17 @@ def test_a_fault_of_the_work():
     """An exception of the work itself is the last item."""
     (error,) = forked(lambda send: 1 / 0, 10)
     assert isinstance(error, RuntimeError) and "ZeroDivisionError" in str(error)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is one of Linux")
+def test_reserved_addresses_are_no_memory():
+    """CUDA reserves more of them than the limit. Regression test: they counted, so no CUDA device could start."""
+
+    def work(send):
+        with mmap.mmap(-1, 2**36, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0) as reserved:
+            send(len(reserved))
+
+    assert [*forked(work, 20)] == [2**36]
 
 
 def test_memory_has_a_limit():
