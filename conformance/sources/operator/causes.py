@@ -76,13 +76,21 @@ def cause_of_values(trial: Examination, check: str, call: DrawnCall, is_found: C
 
 
 def made_plain(call: DrawnCall, infinity: float) -> DrawnCall:
-    """Return a call on the same values in dense memory, with numbers in place of infinities and nan."""
+    """Return a call on the same values in dense memory, with numbers in place of infinities and nan. Values of another
+    magnitude are moved to -1..1."""
 
     def plain(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
             return leaf
         dense = leaf.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
-        return dense.nan_to_num(1.0, infinity, -infinity) if dense.is_floating_point() else dense
+        if not dense.is_floating_point() or not dense.numel():
+            return dense
+        dense = dense.nan_to_num(1.0, infinity, -infinity)
+        if call.kind != kinds.SCALED:
+            return dense
+        middle = dense.double().mean()
+        spread = (dense.double() - middle).abs().max()
+        return ((dense - middle) / spread).to(dense.dtype) if spread else torch.ones_like(dense)
 
     return call.on(map_leaves(call.values, plain), kind=kinds.SAMPLED)
 

@@ -57,6 +57,13 @@ def test_large_numbers_and_infinities_are_one_cause():
     assert causes(told(lambda x: x * x.exp() / (1 + x.exp()))[1]) == {"magnitudes": ["magnitudes", "specials"]}
 
 
+def test_an_overflow_beside_wrong_sizes_is_a_cause_of_its_own():
+    """Regression test: values of any magnitude counted as explained by those of wrong sizes."""
+    wrong = lambda x: x * x.exp() / (1 + x.exp()) * (1 + 0.01 * (x.shape[1] > 32))  # noqa: E731
+    found = causes(told(wrong, checks=["blocks", "magnitudes", "specials"])[1])
+    assert found == {"blocks": ["blocks"], "magnitudes": ["magnitudes", "specials"]}
+
+
 def test_two_faults_are_two_causes():
     """One of nan, and one of sizes."""
     text, verdicts = told(lambda x: torch.nn.functional.silu(x.nan_to_num(nan=0.0)) * (1 + (x.shape[1] > 32)))
