@@ -1,7 +1,8 @@
-"""Time of `conformance.check` for one operator: until the first verdict, and in all, with the slowest procedures.
+"""Processor time of `conformance.check` for one operator: until the first verdict, and in all, with the slowest
+procedures.
 
-The operators are the correct ones of tests/planted/kernels.py, where every check runs to its end, and a wrong one, with
-the minimized script. Times are those of a clock and of the processors of all processes.
+The operators are the correct ones of tests/planted/kernels.py, where every check runs to its end, and a wrong one,
+whose first verdict is its difference, with the minimized script. The time is that of the processors of all processes.
 
 Usage: ``python benchmarks/operator_check.py [NAME ...]``; see --help
 """
@@ -11,7 +12,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for use as a script
@@ -26,10 +26,10 @@ from tests.planted.kernels import CORRECT, LIES
 def measure(name: str) -> None:
     """Print the times of one operator."""
     request = CheckRequest(**CORRECT.get(name) or LIES[name], near="tests.planted.kernels")
-    begin, cost, first, last = time.monotonic(), processor_time(), 0.0, 0.0
+    begin, first, last = processor_time(), 0.0, 0.0
     trial, parts, wrong = examination(request), dict[str, float](), []
     for verdict in verdicts(trial, request):
-        now = time.monotonic() - begin
+        now = processor_time() - begin
         first, procedure = first or now, CHECKS[verdict.check].procedure
         parts[procedure] = parts.get(procedure, 0.0) + now - last
         last = now
@@ -38,8 +38,7 @@ def measure(name: str) -> None:
         script(trial, minimized(trial, wrong[0]))
     slowest = sorted(parts, key=parts.__getitem__, reverse=True)[:3]
     shown = ", ".join(f"{each} {parts[each]:.1f}" for each in slowest)
-    whole = time.monotonic() - begin
-    print(f"{name:14} {first:6.1f} {whole:6.1f} {processor_time() - cost:6.1f} s  {shown}")
+    print(f"{name:14} {first:6.1f} {processor_time() - begin:6.1f} s  {shown}")
 
 
 def main() -> None:
@@ -48,7 +47,7 @@ def main() -> None:
     parser.add_argument("name", nargs="*", default=[*CORRECT, "values"], help="operators of tests/planted/kernels.py")
     names = parser.parse_args().name
     importlib.import_module("torch._dynamo")  # part of no operator's time
-    print(f"{'operator':14} {'first':>6} {'all':>6} {'cpu':>6}    slowest procedures, s")
+    print(f"{'operator':14} {'first':>6} {'all':>6}    slowest procedures, s")
     for name in names:
         measure(name)
 

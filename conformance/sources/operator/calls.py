@@ -325,6 +325,8 @@ def from_description(
     reference accepts none of the calls."""
     plan, (names, positional) = CallPlan(refusal), _passed([*description.arguments], operator)
     for kind, sizes, choice, tier in _draws(description, seed):
+        if elements_of(description, sizes, choice) > LARGEST:
+            continue
         name = f"{kind} {sizes} {choice}" + f" {seed}" * bool(seed)
         values = draw_inputs(description, names, sizes, choice, random.Random(name))
         if values is None:
@@ -433,9 +435,10 @@ def _together(description: Description, rng: random.Random) -> list[Sizes]:
     return found
 
 
-def elements_of(description: Description, sizes: Sizes) -> int:
-    """Return the number of elements of the largest alternative of each tensor together."""
-    rows = [[form for one in row for form in tensors_in(one)] for row in description.arguments.values()]
+def elements_of(description: Description, sizes: Sizes, choice: int | None = None) -> int:
+    """Return the number of elements of all tensors together, for a choice of their alternatives or the largest ones."""
+    chosen = (row if choice is None else (row[choice % len(row)],) for row in description.arguments.values())
+    rows = [[form for one in row for form in tensors_in(one)] for row in chosen]
     return sum(max(math.prod(int(evaluated(dim, sizes)) for dim in one.dims) for one in row) for row in rows if row)
 
 

@@ -99,6 +99,7 @@ def differences_in(trial: Examination, procedure: str, call: DrawnCall) -> list[
     """Return what a procedure finds in a call that the reference accepts."""
     if not trial.plan.accepts(call):
         return []
+    trial = replace(trial, watches=False)  # no change of the global state is asked for
     return [item for item in examined(trial, procedure, [call], TRIAL) if isinstance(item, Difference)]
 
 

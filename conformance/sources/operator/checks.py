@@ -46,7 +46,7 @@ class Examination:
     is the spec of the target on which the operator runs; empty for torch CPU. The reference runs there as well, in a
     process of its own, if `reference_on_device`. `forbidden` are full names of operators that the operator may not
     call. `description` is the user's of the inputs; None for samples of op_db. `scales`, `ties` and `random` are those
-    of `CheckedCall`. A `signless` operator may read negative views without their sign."""
+    of `CheckedCall`, as is `watches`. A `signless` operator may read negative views without their sign."""
 
     operator: Operator
     reference: Operator
@@ -60,6 +60,7 @@ class Examination:
     scales: bool = True
     ties: bool = False
     random: bool = False
+    watches: bool = True
     signless: bool = False
 
 
@@ -74,6 +75,7 @@ def checked_call(trial: Examination, call: DrawnCall) -> CheckedCall:
         scales=trial.scales,
         ties=trial.ties,
         random=trial.random,
+        watches=trial.watches,
         writes=None if trial.operator.written is None else sorted(trial.operator.written),
         aliases=declared_aliases(trial.operator),
         batch={finding_name(name): dim for name, dim in trial.batch.items()},
@@ -378,13 +380,13 @@ PROCEDURES: Mapping[str, Procedure] = {
         transforms.compare_compiled,
         (kinds.SAMPLED, kinds.STRIDED, kinds.EMPTY),
         3,
-        4,
+        3,
         COMPILED,
         lacks_equality,
         compiler="compile:aot_eager",
     ),
     "dynamic": Procedure(
-        transforms.compare_dynamic, SIZED, 3, 4, COMPILED, lacks_equality, compiler="compile:aot_eager,dynamic=yes"
+        transforms.compare_dynamic, SIZED, 3, 2, COMPILED, lacks_equality, compiler="compile:aot_eager,dynamic=yes"
     ),
     "inductor": Procedure(
         transforms.compare_inductor, (kinds.SAMPLED, kinds.STRIDED), 2, 8, COMPILED, lacks_equality, compiler="inductor"

@@ -394,6 +394,16 @@ def calls_of(trial: Examination, name: str) -> list[DrawnCall]:
     return result
 
 
+def asked_calls(calls: list[DrawnCall], request: CheckRequest) -> list[DrawnCall]:
+    """Return the calls of the kinds that a request names, if it names nothing that each call may show: `values` alone
+    needs no other sizes, while `mutation` and `crash` need all calls."""
+    named = {request.checks} if isinstance(request.checks, str) else {*(request.checks or ())}
+    of_compare = {check for check in named if check in CHECKS and CHECKS[check].procedure == "compare"}
+    if not of_compare or not of_compare <= {*EVERY}:
+        return calls
+    return [call for call in calls if call.kind in of_compare]
+
+
 def in_turns(calls: Sequence[DrawnCall]) -> list[int]:
     """Return the positions of calls in running order: the kinds take turns, and the first calls of a kind are spread
     over all of it. So a procedure that runs out of time has seen each kind, and small and large sizes."""
@@ -420,7 +430,7 @@ def spread(row: Sequence[int]) -> list[int]:
 def _verdicts(
     trial: Examination, name: str, checks: Sequence[str], request: CheckRequest, share: float
 ) -> Iterator[CheckVerdict]:
-    calls = calls_of(trial, name)
+    calls = asked_calls(calls_of(trial, name), request) if name == "compare" else calls_of(trial, name)
     by_check, outcomes = dict[str, list[Difference]](), list[ComparedCall]()
     excused = dict[int, str]()
     for item in examined(trial, name, calls, request.seconds, share):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import symtable
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from tests.planted.kernels import LIES
 QUICK = ("values", "layouts", "mutation", "reads", "unwritten", "aliasing", "dtype")
 
 
+@functools.cache
 def smallest(name: str):
     """The examination of a lie, and its difference in a smaller call."""
     limits = {"seconds": stretched(SECONDS), "budget": stretched(BUDGET)}

@@ -13,6 +13,7 @@ from conformance.sources.operator.script import headline, script
 from conformance.sources.operator.verdict import Difference
 
 INPUTS = {"x": "float32[n]", "result": "float32[n]", "sizes": {"n": "1..9"}}
+LISTS = {"tensors": ["float32[n]", "float32[n]"], "sizes": {"n": "1..9"}}
 LONGER = {"x": "float32[n]", "result_size": "float32[n]", "sizes": {"n": "1..9"}}
 
 
@@ -55,10 +56,9 @@ def doubled_that_writes(x: torch.Tensor, result_size: torch.Tensor) -> torch.Ten
     return x[: len(result_size)] * 2
 
 
-def cat_that_writes(tensors: Any, dim: int = 0) -> torch.Tensor:
-    result = torch.cat(tensors, dim)
-    if len(tensors) > 1:
-        tensors[1].fill_(3)
+def cat_that_writes(tensors: Any) -> torch.Tensor:
+    result = torch.cat(tensors)
+    tensors[1].fill_(3)
     return result
 
 
@@ -68,10 +68,9 @@ LIBRARY.impl("exp_into", exp_into, "CPU")
 
 
 def findings(request: CheckRequest) -> tuple[Any, dict[str, Difference]]:
-    """The examination of a request, and its minimized differences by check."""
+    """The examination of a request, and its differences by check."""
     trial = examination(request)
-    results = verdicts(trial, request)
-    return trial, {one.check: minimized(trial, one.finding) for one in results if one.finding is not None}
+    return trial, {one.check: one.finding for one in verdicts(trial, request) if one.finding is not None}
 
 
 @pytest.mark.parametrize(("operator", "reference", "inputs", "check", "where"), [
@@ -86,8 +85,9 @@ def test_an_argument_is_no_result(operator, reference, inputs, check, where, sta
     Regression test: such an argument counted as a result, and one named `result` replaced it."""
     request = CheckRequest(operator, reference=reference, inputs=inputs, checks=["values", "mutation", "aliasing"])
     trial, by_check = findings(request)
-    assert by_check[check].mismatch.where == where
-    ended = standalone(script(trial, by_check[check]))
+    small = minimized(trial, by_check[check])
+    assert small.mismatch.where == where
+    ended = standalone(script(trial, small))
     assert ended.returncode == 1 and f"{check} of {where}: expected" in ended.stdout, ended.stderr
 
 
@@ -103,8 +103,9 @@ def test_a_correct_operator_with_such_an_argument(operator, reference, inputs):
 def test_a_tensor_of_a_list(standalone):
     """The script names the second tensor of a list, and keeps it apart from the first one. Regression test: it named
     a variable that it did not have, or one variable stood for both."""
-    trial, by_check = findings(CheckRequest(cat_that_writes, like=torch.cat, checks=["mutation"]))
-    assert by_check["mutation"].mismatch.where == "tensors[1]"
-    ended = standalone(script(trial, by_check["mutation"]))
+    trial, by_check = findings(CheckRequest(cat_that_writes, reference=torch.cat, inputs=LISTS, checks=["mutation"]))
+    small = minimized(trial, by_check["mutation"])
+    assert small.mismatch.where == "tensors[1]"
+    ended = standalone(script(trial, small))
     assert ended.returncode == 1 and "mutation of tensors[1]: expected" in ended.stdout, ended.stderr
-    assert headline(by_check["mutation"]).startswith("mutation: tensors[1]")
+    assert headline(small).startswith("mutation: tensors[1]")

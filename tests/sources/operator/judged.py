@@ -1,0 +1,25 @@
+"""Verdicts on operators, without the search for a small call with which `conformance.check` reports a difference.
+
+    assert wrong_checks(torch.neg, reference=torch.abs, inputs={"x": "float32[3]"}, checks=["values"]) == {"values"}
+
+That search takes up to 120 trials, each in two forks: more than all the rest of a test that does not read the script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from conformance.sources.operator.examine import CheckRequest, examination, verdicts
+from conformance.sources.operator.verdict import CheckVerdict
+
+
+def judge(operator: Callable[..., Any], **request: Any) -> dict[str, CheckVerdict]:
+    """The verdicts on an operator, by check."""
+    asked = CheckRequest(operator, **request, near=operator.__module__)
+    return {verdict.check: verdict for verdict in verdicts(examination(asked), asked)}
+
+
+def wrong_checks(operator: Callable[..., Any], **request: Any) -> set[str]:
+    """The checks that find a difference."""
+    return {name for name, verdict in judge(operator, **request).items() if verdict.finding}
