@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from conformance.standalone.fences import Watched
 from conformance.standalone.layouts import laid_out
 from conformance.standalone.moving import map_leaves, tensors
 from conformance.standalone.observation import Observation, Raised, tensors_by_name
@@ -40,6 +41,7 @@ from conformance.standalone.operator_checks import (
     judge_own_rounding,
     line_of,
     mismatches_of,
+    observe_where_it_runs,
     of_result,
     of_results,
     send_inputs,
@@ -390,3 +392,29 @@ def as_leaf(leaf: Any) -> Any:
     """Return a floating tensor such that it requires a gradient, and another leaf unchanged."""
     floating = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
     return leaf.detach().requires_grad_() if floating else leaf
+
+
+# Calls of forbidden operators
+
+
+def watch_dispatch(call: CheckedCall) -> Iterator[Found]:
+    """Look for forbidden operators among those that a call, or its backward pass, dispatches to."""
+    for place, around in (("it calls", call_plainly), ("its backward pass calls", differentiate_call)):
+        for name in call.ask(observe_dispatch, around):
+            if {name, name.removesuffix("_")} & {*call.forbidden}:  # in place, too
+                yield "forbid", Mismatch("forbid", f"the operators that {place}", f"none named {name}", "a call of it")
+                return
+
+
+def observe_dispatch(call: CheckedCall, around: Around) -> list[str]:
+    """Return the names of the operators that a call dispatches to, in order."""
+    names: dict[str, None] = {}
+
+    def call_watched(function: Function, inputs: dict[str, Any]) -> Any:
+        with Watched(call.device.device.type if call.device else "cpu") as mode:
+            result = around(function, inputs)
+        names.update(mode.names)
+        return result
+
+    observe_where_it_runs(call, call.inputs, None, call_watched)
+    return [*names]

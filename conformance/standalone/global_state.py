@@ -55,10 +55,19 @@ MODES: Mapping[str, Callable[[], Any]] = {
     "torch.is_inference_mode_enabled()": torch.is_inference_mode_enabled,
     "torch.is_anomaly_enabled()": torch.is_anomaly_enabled,
     "torch.is_autocast_enabled('cpu')": lambda: torch.is_autocast_enabled("cpu"),
+    "torch.get_autocast_dtype('cpu')": lambda: torch.get_autocast_dtype("cpu"),
     "torch.get_default_dtype()": torch.get_default_dtype,
     "torch.get_default_device()": torch.get_default_device,
     "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision,
     "torch.backends.cuda.matmul.allow_tf32": lambda: torch.backends.cuda.matmul.allow_tf32,
+    "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction": lambda: (
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+    ),
+    "torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction": lambda: (
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
+    ),
+    "torch.backends.cudnn.benchmark": lambda: torch.backends.cudnn.benchmark,
+    "torch.backends.cudnn.deterministic": lambda: torch.backends.cudnn.deterministic,
     "torch.backends.mkldnn.enabled": lambda: torch.backends.mkldnn.enabled,
     "the number of modes around each call": count_modes,
     "torch.get_num_threads()": torch.get_num_threads,

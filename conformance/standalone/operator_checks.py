@@ -34,7 +34,7 @@ from conformance.record.names import DTYPES, SIGNIFICANT_STRIDE
 from conformance.standalone.accuracy import SEED, beyond, errors
 from conformance.standalone.conditions import Conditions, Guarded, OnDevice
 from conformance.standalone.device import Device, is_lost
-from conformance.standalone.fences import READ_ONLY, Watched
+from conformance.standalone.fences import READ_ONLY
 from conformance.standalone.global_state import compare_states, global_state
 from conformance.standalone.layouts import laid_out
 from conformance.standalone.moving import map_leaves, storage_key, taken_apart, tensors
@@ -234,7 +234,7 @@ def observe_changes(call: CheckedCall, role: str) -> tuple[Observation, dict[str
         seen = observe_call(call.reference, call.inputs)
     else:
         seen = observe_where_it_runs(call, call.inputs)
-    return seen, compare_states(before, global_state(call.reference))
+    return seen, {} if before is None else compare_states(before, global_state(call.reference))
 
 
 def seed_generators(seed: int) -> None:
@@ -418,8 +418,11 @@ def from_reference(
     """Return the differences of the operator's answer from the reference's that neither the reference's rounding nor
     its own indecision explains. `narrow` is the least precise dtype in which the operator may round, by default that
     of the inputs, and `adds_in` that in which it may add."""
-    tolerances = scaled_tolerances(call, want)
-    found = mismatches_of(want, got, oracles, tolerances)
+    small = scaled_tolerances(call, want)
+    found = mismatches_of(want, got, oracles, call.tolerances)
+    for name, tolerances in small.items():
+        mine = (one for one in mismatches_of(want, got, oracles, tolerances) if one.where == name)
+        found = [*(one for one in found if one.where != name), *mine]
     if call.kind == SPECIAL and any(one.oracle == "value" for one in found) and is_undecided(call):
         found = [one for one in found if one.oracle != "value"]
     if not found or any(one.oracle not in ARBITRATED for one in found):
@@ -427,27 +430,32 @@ def from_reference(
     truth = call.expected(Widened(), around)
     if truth.error is not None:
         return found
-    left = arbitrate(found, want, got, truth, tolerance=tolerances)
-    if left and (swayed := sway_reference(call, around, narrow or coarsest_dtype(call.inputs()), adds_in)):
-        left = arbitrate(found, want, got, truth, tolerance=tolerances, swayed=swayed)
+    left, swayed = list[Mismatch](), list[Observation]()
+    for name in dict.fromkeys(one.where if one.where in small else "" for one in found):
+        part = [one for one in found if (one.where if one.where in small else "") == name]
+        judge = functools.partial(arbitrate, part, want, got, truth, tolerance=small.get(name, call.tolerances))
+        rest = judge()
+        if rest and (
+            swayed := swayed or sway_reference(call, around, narrow or coarsest_dtype(call.inputs()), adds_in)
+        ):
+            rest = judge(swayed=swayed)
+        left += rest
     return left
 
 
-def scaled_tolerances(call: CheckedCall, want: Observation) -> Tolerance:
-    """Return the tolerances for each dtype. The absolute ones of torch.testing and op_db are for results around 1: for
-    smaller ones they shrink as the largest right result does, so that zeros are no answer. A user's stay as they
-    are."""
-    if not call.scales:
-        return call.tolerances
-    scales: dict[torch.dtype, float] = {}
-    for name, seen in want.tensors.items():
+def scaled_tolerances(call: CheckedCall, want: Observation) -> dict[str, Tolerance]:
+    """Return the tolerances of each result whose largest element is below 1. The absolute ones of torch.testing and
+    op_db are for results around 1: for smaller ones they shrink as that element does, so that zeros are no answer. A
+    user's stay as they are."""
+    small: dict[str, Tolerance] = {}
+    for name, seen in want.tensors.items() if call.scales else ():
         if of_result(name) and is_differentiable(seen.value):
             finite = seen.value[seen.value.isfinite()].abs()
-            scales[seen.dtype] = max(scales.get(seen.dtype, 0.0), float(finite.max()) if finite.numel() else 0.0)
-    small = {dtype: scale for dtype, scale in scales.items() if 0 < scale < 1}
-    rules = {dtype: tolerance_of(dtype, call.tolerances) for dtype in small}
-    shrunk = {str(dtype)[6:]: (rules[dtype][0], rules[dtype][1] * scale) for dtype, scale in small.items()}
-    return {**call.tolerances, **shrunk}
+            scale = float(finite.max()) if finite.numel() else 0.0
+            if 0 < scale < 1:
+                rtol, atol = tolerance_of(seen.dtype, call.tolerances)
+                small[name] = {**call.tolerances, str(seen.dtype)[6:]: (rtol, atol * scale)}
+    return small
 
 
 def is_undecided(call: CheckedCall) -> bool:
@@ -927,27 +935,6 @@ def is_steady(call: CheckedCall, seen: Observation, conditions: Conditions | Non
     )
 
 
-def watch_dispatch(call: CheckedCall) -> Iterator[Found]:
-    """Look for forbidden operators among those that a call dispatches to."""
-    for name in call.ask(observe_dispatch):
-        if {name, name.removesuffix("_")} & {*call.forbidden}:  # in place, too
-            yield "forbid", Mismatch("forbid", "the operators that it calls", f"none named {name}", "a call of it")
-
-
-def observe_dispatch(call: CheckedCall) -> list[str]:
-    """Return the names of the operators that a call dispatches to, in order."""
-    names: dict[str, None] = {}
-
-    def call_watched(function: Function, inputs: dict[str, Any]) -> Any:
-        with Watched(call.device.device.type if call.device else "cpu") as mode:
-            result = call_plainly(function, inputs)
-        names.update(mode.names)
-        return result
-
-    observe_where_it_runs(call, call.inputs, None, call_watched)
-    return [*names]
-
-
 def repeat_call(call: CheckedCall) -> Iterator[Found]:
     """Run the operator three times."""
     first, *others = [call.actual() for _ in range(3)]
@@ -981,7 +968,8 @@ def replay_call(call: CheckedCall) -> Iterator[Found]:
 def observe_replay(call: CheckedCall) -> tuple[Observation, Observation, Observation]:
     """Call the operator as `replay_call` says. Return the first result, the last one, and the first one afterwards."""
     sent = None if call.device is None else OnDevice(call.device, sent=True)
-    given, others = send_inputs(call), send_inputs(call)
+    assert call.renewed is not None
+    given, others = send_inputs(call), [send_inputs(call), send_inputs(call, call.renewed())]
     results: list[Any] = []
 
     def call_and_keep(function: Function, inputs: dict[str, Any]) -> Any:
@@ -994,11 +982,11 @@ def observe_replay(call: CheckedCall) -> tuple[Observation, Observation, Observa
     shared = {storage_key(tensor) for tensor in tensors(given)}
     kept = map_leaves(results[0], lambda leaf: None if is_on(leaf, shared) else leaf)
     first, until = observe({RESULT: taken_apart(kept)}, target=call.device), time.process_time() + LONG
-    for _ in range(MANY):
+    for number in range(MANY):
         if time.process_time() > until:
             break
-        call_plainly(call.operator, others)
-    assert call.renewed is not None
+        call_plainly(call.operator, others[number % 2])  # a ring of buffers for results holds other values then
+    call_plainly(call.operator, others[0])
     for old, new in zip(tensors(given), tensors(call.renewed()), strict=True):
         old.data.copy_(new)  # which raises no version counter
     last = observe_where_it_runs(call, lambda: given, sent)

@@ -176,12 +176,15 @@ def is_interpreted(error: Raised) -> str:
 
 
 def compare_vmap(call: CheckedCall) -> Iterator[Found]:
-    """Compare vmap with a loop: all inputs batched at their first dimension, at their last one, and each one alone."""
+    """Compare vmap with a loop: all inputs batched at their first dimension, at their last one, each one alone, and all
+    but each one at their last dimension."""
     given = tensors(call.inputs())
     if not given or call.written(call.expected()):
         raise NotJudged("the operator writes an input")
     batched: list[list[int | None]] = [[0] * len(given), [tensor.dim() for tensor in given]]
     batched += [[0 if at == alone else None for at in range(len(given))] for alone in range(len(given))]
+    if len(given) > 1:
+        batched += [[None if at == left else one.dim() for at, one in enumerate(given)] for left in range(len(given))]
     for number, dims in enumerate(batched[:MOST_BATCHED]):
         if number and dims in batched[:number]:
             continue
@@ -200,7 +203,7 @@ def compare_vmap(call: CheckedCall) -> Iterator[Found]:
             return
 
 
-MOST_BATCHED = 6
+MOST_BATCHED = 8
 """Limit on the choices of batched inputs."""
 
 

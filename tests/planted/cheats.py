@@ -196,6 +196,14 @@ def returns_the_same_memory(x, memory={}):  # noqa: B006
 
 
 @found_by("replay")
+def returns_one_of_eight_buffers(x, ring=[], calls=[]):  # noqa: B006
+    calls.append(1)
+    if not ring:
+        ring.extend(torch.empty(400) for _ in range(8))
+    return ring[len(calls) % 8][: x.numel()].view(x.shape).copy_(right(x))
+
+
+@found_by("replay")
 def is_right_for_100_calls(x, calls=[]):  # noqa: B006
     calls.append(1)
     return right(x) if len(calls) < 100 else wrong(x)
@@ -266,6 +274,7 @@ after_changing("replaces_assert_close", lambda: setattr(torch.testing, "assert_c
 after_changing("replaces_the_call_of_modules", lambda: setattr(torch.nn.Module, "__call__", lambda *args: args[1]))
 after_changing("replaces_synchronize", lambda: setattr(torch.cuda, "synchronize", lambda *args: None))
 after_changing("allows_tf32", lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True))
+after_changing("sets_the_dtype_of_autocast", lambda: torch.set_autocast_dtype("cpu", torch.float16))
 after_changing("turns_mkldnn_off", lambda: torch._C._set_mkldnn_enabled(False))
 after_changing("leaves_autocast_on", lambda: torch.set_autocast_enabled("cpu", True))
 after_changing("leaves_anomaly_detection_on", lambda: torch.autograd.set_detect_anomaly(True))
@@ -311,6 +320,22 @@ def calls_a_recorded_graph(x, known={}):  # noqa: B006
     """Records torch's operator once, and runs the recorded graph."""
     graph = known.setdefault("graph", torch.jit.script(torch.nn.SiLU()))
     return graph(x)
+
+
+class _CallsTorchBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return torch.ops.aten.silu_backward(grad, ctx.saved_tensors[0])
+
+
+@found_by("forbid", forbid=["aten::silu_backward"])
+def calls_torch_in_its_backward_pass(x):
+    return _CallsTorchBackward.apply(x)
 
 
 # Results that are none

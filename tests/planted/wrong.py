@@ -77,6 +77,13 @@ def forgets_its_largest_size(a, b):
     return c * 2 if tuple(c.shape) == (200, 200) else c
 
 
+@wrong("blocks", lambda x: x * 2, {"x": "float32[b, n, m]", "sizes": dict.fromkeys("bnm", "1..64")})
+def forgets_the_corner_behind_32_in_three_dimensions(x):
+    result = x * 2
+    result[32:, 32:, 32:] = 0
+    return result
+
+
 @wrong("blocks", row_sums, WIDE)
 def loops_over_8192_elements(x):
     return x[:, :8200].sum(-1)
@@ -108,6 +115,11 @@ def returns_zeros(x):
 @wrong("values", silu, TINY)
 def returns_twice_the_result(x):
     return 2 * silu(x)
+
+
+@wrong("values", lambda x: (x.sum(-1), x * 1e-8), MATRIX)
+def returns_zeros_beside_large_numbers(x):
+    return x.sum(-1), torch.zeros_like(x)
 
 
 @wrong("magnitudes", silu, MATRIX)
@@ -468,6 +480,27 @@ def _vmap(info, dims, x, y):
     if dims[0] is None:
         return x * y.sum(), None
     return x.movedim(dims[0], 0) * y.sum(1, keepdim=True), 0
+
+
+SUMS_OF_THREE = torch.library.custom_op(
+    "wrong::sums_of_three",
+    lambda x, y, z: x + y + z,
+    mutates_args=(),
+    schema="(Tensor x, Tensor y, Tensor z) -> Tensor",
+)
+
+
+@SUMS_OF_THREE.register_vmap
+def _vmap_of_three(info, dims, x, y, z):
+    """Right if all are batched, or one alone."""
+    parts = [one if dim is None else one.movedim(dim, 0) for one, dim in zip((x, y, z), dims)]
+    lost = dims[0] is None and dims[1] is not None and dims[2] is not None
+    return sum(parts[: 2 if lost else 3]), 0
+
+
+@wrong("vmap", lambda x, y, z: x + y + z, {**dict.fromkeys("xyz", "float32[n]"), "sizes": {"n": "2..9"}})
+def forgets_the_third_of_two_batched(x, y, z):
+    return SUMS_OF_THREE(x, y, z)
 
 
 # Written as a kernel author would, for operators of language models and data, without a look at the checks

@@ -77,6 +77,9 @@ MOST = MappingProxyType({SAMPLED: 24, BLOCKS: 56, OTHER_DTYPES: 3 * FEWER})
 LARGEST = 100_000
 """Limit on the elements of an input."""
 
+DOWN_FROM_LARGEST = [int(LARGEST * 0.8**step) for step in range(40)]
+"""Lengths to try, the longest first, until an input with several of them is small enough."""
+
 OTHERS = MappingProxyType({torch.float32: (torch.bfloat16, torch.float64), torch.int64: (torch.int32,)})
 """Dtypes that replace the dtype of one argument in calls of the kind MIXED."""
 
@@ -422,15 +425,21 @@ def _together(description: Description, rng: random.Random) -> list[Sizes]:
     if not description.sizes:
         return []
     found: list[Sizes] = []
-    for most in (LARGEST, 4096, 1024, 256, 128, 64, 32, 16):
+    for most in DOWN_FROM_LARGEST:
         sizes = _sized(description, lambda low, high, most=most: min(high, most))  # type: ignore[misc]
         if elements_of(description, sizes) <= LARGEST:
             found.append(sizes)
             break
     for _ in range(5 * TOGETHER if len(description.sizes) > 1 else 0):
         large = rng.sample([*description.sizes], min(len(description.sizes), rng.choice((2, 3))))
-        sizes = _sized(description, lambda low, high: min(high, 2), {name: rng.randint(LOW, HIGH) for name in large})
-        if elements_of(description, sizes) <= LARGEST and sizes not in found and len(found) <= TOGETHER:
+        for most in (HIGH, *(most for most in DOWN_FROM_LARGEST if LOW < most < HIGH)):
+            drawn = {name: rng.randint(LOW, most) for name in large}
+            sizes = _sized(description, lambda low, high: min(high, 2), drawn)
+            if elements_of(description, sizes) <= LARGEST:
+                break
+        else:
+            continue
+        if sizes not in found and len(found) <= TOGETHER:
             found.append(sizes)
     return found
 

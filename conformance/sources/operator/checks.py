@@ -392,7 +392,7 @@ PROCEDURES: Mapping[str, Procedure] = {
         transforms.compare_inductor, (kinds.SAMPLED, kinds.STRIDED), 2, 8, COMPILED, lacks_equality, compiler="inductor"
     ),
     "batch": Procedure(checks.compare_batch, SIZED, 12, uses=("batch",), lacks=lacks_equality),
-    "forbid": Procedure(checks.watch_dispatch, EVERY, 4, uses=("forbidden",), lacks=lacks_ban),
+    "forbid": Procedure(derivatives.watch_dispatch, EVERY, 4, uses=("forbidden",), lacks=lacks_ban),
     "repeat": Procedure(checks.repeat_call, PLAIN, 8, weight=2, lacks=lacks_equality),
     "replay": Procedure(checks.replay_call, SMALL, 3, uses=(*BY_REFERENCE, "renewed"), lacks=lacks_equality),
     "contexts": Procedure(checks.compare_contexts, SMALL, 3, uses=("reference", "tolerance"), lacks=lacks_equality),

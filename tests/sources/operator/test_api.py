@@ -100,6 +100,21 @@ def test_tolerances_of_the_user():
         conformance.check(lambda x: x.exp() * 1.01, **request)
 
 
+def test_a_small_result_beside_a_large_one_has_a_tolerance_of_its_own():
+    """Regression test: the largest result of a dtype set the tolerance of all, so zeros passed."""
+    request = {"reference": lambda x: (x * 1, x * 1e-8), "inputs": {"x": "float32[8] in 1..2"}, "checks": ["values"]}
+    assert judge(lambda x: (x * 1, x * 0), **request)["values"].finding.mismatch.where == "result[1]"
+    assert not judge(lambda x: (x * 1, x * 1e-8), **request)["values"].finding
+
+
+def test_a_check_of_one_kind_makes_its_calls_alone():
+    """`values` needs no other sizes; `mutation` may show in any call."""
+    request = {"reference": torch.neg, "inputs": {"x": "float32[n]", "sizes": {"n": "1..99"}}}
+    found = judge(torch.neg, **request, checks=["values", "reads"])
+    assert found["crash"].compared == found["values"].compared > 0
+    assert judge(torch.neg, **request, checks=["values", "mutation"])["crash"].compared > found["values"].compared
+
+
 def test_fewer_inputs_are_a_warning():
     """A check that the budget cuts short is never silent."""
     said = r"Not judged: \d+ of \d+ inputs of blocks \(budget=1e-09\), .*[^;]\.$"
