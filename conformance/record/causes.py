@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from conformance.record.finding import gist
-from conformance.record.names import DEVICE_TEST, OPERATOR
+from conformance.record.names import DEVICE_TEST, OPERATOR, UPSTREAM
 from conformance.record.patterns import base_operator, blamed_operator, by_culprit, pattern_of
 from conformance.record.result import BROKEN, TABLES, Outcome, Result, counted, severity
 from conformance.record.upstream import UNKNOWN
@@ -69,6 +69,8 @@ def _operator_of(result: Result) -> str:
     """The operator to blame for a result, by its base name."""
     if result.finding is not None:
         return blamed_operator(result.finding.op, result.finding.culprit)
+    if result.layout == UPSTREAM:
+        return result.op.rpartition(".")[2]
     return base_operator(result.name)
 
 
@@ -83,8 +85,9 @@ def pattern_of_result(result: Result) -> str:
         return ""
     if result.repro is not None:
         return f"{result.op}: {result.repro.title}"
-    if result.failures[0].oracle == DEVICE_TEST:  # thousands of tests fail by one message
-        return gist(result.failures[0].actual)
+    if result.layout == UPSTREAM:  # thousands of tests fail by one message
+        first = result.failures[0]
+        return gist(first.actual) if first.oracle == DEVICE_TEST else f"{first.oracle} in {_operator_of(result)}"
     if result.failures[0].cause:
         return f"{result.failures[0].cause} of {result.op}"
     wrong, first = min(result.wrong, key=lambda pair: severity(result.replace(failures=(pair[1],))))
