@@ -32,6 +32,9 @@ IDLE, NEARLY = 0.05, 0.9
 """Shares of a processor: a fork with less than the first waits for something, and one with more than the second has it
 for itself. A fork that works on a busy machine lies between them."""
 
+STARVED = 8
+"""Limit on the times in which a fork waits for a processor and hardly has one."""
+
 PR_SET_PDEATHSIG = 1
 """The request of prctl(2) for a signal at the parent's death, from linux/prctl.h."""
 
@@ -130,15 +133,19 @@ def forked(work: Callable[[Send], None], seconds: float) -> Iterator[Any]:
 
 def _answers(receiving: Connection, process: int, seconds: float) -> bool:
     """Whether a fork sends something in time. One that works may take `seconds` of processor time: other processes
-    must not make a slow call a hang. One that waits, for example for a lock, may take `seconds` of a clock; a fork that
-    waits for a processor does not count as such."""
+    must not make a slow call a hang. One that waits, for example for a lock, may take `seconds` of a clock. One that
+    waits for a processor may take them `STARVED` times: so does a loop that looks for a lock and sleeps."""
     begin = now = processor_time_of(process)
-    waited = waiting_time_of(process)
+    waited, starved = waiting_time_of(process), 0
     while not receiving.poll(seconds):
         before, now = now, processor_time_of(process)
         waited_before, waited = waited, waiting_time_of(process)
-        if now - begin >= NEARLY * seconds or now - before + waited - waited_before < IDLE * seconds:
+        if now - begin >= NEARLY * seconds:
             return False
+        if now - before < IDLE * seconds:
+            starved += 1
+            if starved > STARVED or waited - waited_before < IDLE * seconds:
+                return False
     return True
 
 

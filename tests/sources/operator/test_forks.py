@@ -103,8 +103,9 @@ class Clocks:
         (1.0, math.inf, 0, False, 20.0),
         (0.2, 15.0, 0, True, 80.0),  # a machine that is busy with other work: formerly a hang after 20 s
         (0.2, math.inf, 0, False, 100.0),
-        (0.04, 15.0, 1, True, 380.0),  # a very busy one: formerly taken for a lock
-        (0.04, math.inf, 1, False, 460.0),
+        (0.04, 6.0, 1, True, 160.0),  # a very busy one: formerly taken for a lock
+        (0.04, math.inf, 1, False, 180.0),
+        (0.001, math.inf, 0.9, False, 180.0),  # a loop that sleeps, on a busy machine
         (0.0, math.inf, 0, False, 20.0),  # a lock
         (0.0, math.inf, 0.01, False, 20.0),
     ],
