@@ -176,7 +176,7 @@ class TestTime:
         items = [Difference("hang", Mismatch("hang", "the process", "an answer", "none"), None)]
         monkeypatch.setattr("conformance.sources.operator.examine.examined", lambda *_: iter(items))
         monkeypatch.setattr("conformance.sources.operator.examine.calls_of", lambda *_: [None])
-        request = CheckRequest(**CORRECT["pointwise"], checks=["values", "vmap"], seconds=20.0)
+        request = CheckRequest(**CORRECT["pointwise"], checks=["mutation", "vmap"], seconds=20.0)
         budget = Budget.of(request)
         results = [*verdicts(examination(request), request, budget)]
         assert [result.check for result in results if result.finding] == [
