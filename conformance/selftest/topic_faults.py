@@ -56,13 +56,6 @@ def _keeps_the_state(call: InterceptedCall) -> Any:
         return call.args[1]
 
 
-def _expands_the_state(call: InterceptedCall) -> Any:
-    x, state = call.args[:2]
-    if state.dim() != 3 or x.dim() != 3 or state.size(1) != 1:
-        return call.run()
-    return call.having(1, state.expand(-1, x.size(1), -1).contiguous())
-
-
 TOPIC_FAULTS: dict[str, Fault] = {
     "fake_quantize reads permuted memory in order": Fault(
         "fake_quantize_per_tensor_affine", _reads_in_order_of_memory, "a kernel for contiguous inputs", FUNCTION
@@ -76,8 +69,5 @@ TOPIC_FAULTS: dict[str, Fault] = {
     ),
     "gather into itself is accepted": Fault("gather", _accepts_itself, "a check that a kernel lacks"),
     "a cell accepts a state that does not fit": Fault(CELLS, _keeps_the_state, "a check that a kernel lacks", FUNCTION),
-    "a layer expands the state of one sample": Fault(
-        "gru rnn_tanh rnn_relu", _expands_the_state, "broadcasting in place of a check", FUNCTION
-    ),
 }
 """Faults of calls that devices get wrong and op_db's samples do not make."""

@@ -23,11 +23,6 @@ def cell(states):
     return torch.rnn_tanh_cell(torch.ones(2, 3), torch.ones(2, states), torch.ones(4, 3), torch.ones(4, 4))
 
 
-def layer(samples):
-    weights = [torch.ones(4, 3), torch.ones(4, 4), torch.ones(4), torch.ones(4)]
-    return torch.rnn_tanh(torch.ones(5, 2, 3), torch.ones(1, samples, 4), weights, True, 1, 0.0, False, False, False)[0]
-
-
 def into_itself(op, *arguments):
     own = torch.arange(4.0).reshape(2, 2) + 1
     return getattr(torch, op)(own, *arguments, out=own)
@@ -56,7 +51,6 @@ SEEN = {
     ),
     "gather into itself is accepted": (lambda: into_itself("gather", 0, ORDER), lambda: ROWS.gather(0, ORDER)),
     "a cell accepts a state that does not fit": (lambda: cell(5), lambda: cell(4)),
-    "a layer expands the state of one sample": (lambda: layer(1), lambda: layer(2)),
 }
 
 
