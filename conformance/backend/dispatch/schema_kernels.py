@@ -21,6 +21,7 @@ from tinygrad.uop.ops import UOp
 
 from ..lazy.dtypes import COMPUTED, PAIRS
 from ..runtime import recording, torch_compat
+from ..runtime.garbage import FewerCollections
 from ..runtime.stats import STATS, FallbackError, count_fallback
 from ..runtime.torch_compat import OpOverload
 from . import fallback, overlap
@@ -219,7 +220,8 @@ def or_cpu(op: OpOverload, kernel: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            return kernel(*args, **kwargs)
+            with FewerCollections():
+                return kernel(*args, **kwargs)
         except Declined:
             return fallback.on_cpu(op, args, kwargs)
         except EmptyResult:

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from ..runtime import allocations, recording
+from ..runtime.garbage import FewerCollections
 from ..runtime.lock import LOCK
 from ..runtime.subnormals import Subnormals
 
@@ -141,7 +142,7 @@ def settle() -> None:
     global _running, _checked_at
     if not _queue:
         return
-    with LOCK, Subnormals():
+    with LOCK, Subnormals(), FewerCollections():
         if _running or not _queue:
             return
         _running, _checked_at = True, min(CHECKED, LONGEST)

@@ -25,6 +25,7 @@ from tinygrad.uop import Ops
 from tinygrad.uop.ops import GroupOp, UOp
 
 from ..runtime import expressions, memory, recording, scheduler
+from ..runtime.garbage import FewerCollections
 from ..runtime.lock import LOCK
 from ..runtime.subnormals import Subnormals
 from . import calls, layout, steps
@@ -59,7 +60,7 @@ def flush(storages: Iterable[LazyStorage], dirty: bool = True, why: str = "obser
     """
     recording.check_closed("needs values while the graph is recorded")
     storages = list(storages)
-    with LOCK, Subnormals():
+    with LOCK, Subnormals(), FewerCollections():
         if not (any(_is_unknown(s) for s in storages) or DIRTY or LOOPING or LARGE_PENDING or calls.writes_in_place()):
             return  # queued calls are not needed yet
         step = steps.pending_queue(storages) if dirty else None
