@@ -1,8 +1,9 @@
 """`torch.compile(model)` of tensors on tiny, without a named backend.
 
-Defines `install`. torch passes Inductor, its default, a graph with its inputs. A graph that contains a tiny tensor goes
-to the tiny compiler instead. All other graphs go to Inductor, with modes and options. Inductor generates C++ and
-Triton, neither of which can address a storage on tiny.
+Defines `install`, and `inductor_class`, the classes that `torch.tiny` gives Inductor. torch passes Inductor, its
+default, a graph with its inputs. A graph that contains a tiny tensor goes to the tiny compiler instead. All other
+graphs go to Inductor, with modes and options. Inductor generates C++ and Triton, neither of which can address a storage
+on tiny.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..runtime import torch_compat
 from .replacements import replace_at_import, replace_on_first_use
 
 
@@ -47,6 +49,38 @@ def _refusing_libraries(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self, graph, inputs, **options)
 
     return compile_library
+
+
+_NO_LIBRARY = (
+    "tiny: Inductor makes code for the CPU or CUDA, which cannot address tensors on tiny: export the model on the CPU "
+    'for a package (aoti_compile_and_package), or use torch.compile(model, backend="tiny")'
+)
+
+
+class _NoCode:
+    """Inductor's writer of code for the device: none. Inductor creates one for each graph."""
+
+    supports_caching = False  # asked for before the first graph
+
+    @classmethod
+    def create(cls, *args: Any, **kwargs: Any) -> Any:
+        """Raise RuntimeError, in one sentence; Inductor's own error is `KeyError: 'tiny'`."""
+        raise RuntimeError(_NO_LIBRARY)
+
+
+def inductor_class(name: str) -> Any:
+    """A class that Inductor asks of a device's module when it starts, by name. AttributeError for any other name.
+
+    A model that `torch.export` captured reaches Inductor by ways that pass none of torch's compilers
+    (`aoti_compile_and_package`).
+    """
+    if name not in ("Scheduling", "PythonWrapperCodegen", "CppWrapperCodegen", "WrapperFxCodegen"):
+        raise AttributeError(f"module 'torch.tiny' has no attribute {name!r}")
+    register: Callable[[str, Any], None] = torch_compat.lookup(
+        "torch._inductor.codegen.common:register_device_op_overrides"
+    )
+    register("tiny", _NoCode())
+    return _NoCode
 
 
 def _validating_flex_device(original: Callable[..., None]) -> Callable[..., None]:

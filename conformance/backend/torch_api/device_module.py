@@ -20,6 +20,7 @@ from ..lazy.dtypes import COMPUTED, PAIRS
 from ..runtime import first_use, torch_compat
 from . import (
     amp,
+    default_compiler,
     device_memory,
     devices,
     distributed,
@@ -46,6 +47,7 @@ def _module() -> ModuleType:
     module.amp = amp.module()  # type: ignore[attr-defined]
     for name, cls in legacy_types.classes().items():
         setattr(module, name, cls)
+    module.__getattr__ = default_compiler.inductor_class  # type: ignore[method-assign]
     return module
 
 

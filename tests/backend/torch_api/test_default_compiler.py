@@ -64,3 +64,17 @@ class TestDefaultCompiler:
         monkeypatch.setattr(torch._inductor.compile_fx, "compile_fx", compile_fx)
         assert torch.compile(lambda x: x + 1)(torch.ones(2)).tolist() == [2.0, 2.0]
         assert len(seen) == 1
+
+
+@pytest.mark.slow  # torch.export and Inductor are imported
+def test_a_package_of_compiled_code_is_refused_in_one_sentence() -> None:
+    """A program of `torch.export` reaches Inductor past torch's compilers: formerly `KeyError: 'tiny'`."""
+    model = torch.nn.Linear(3, 2).to("tiny")
+    program = torch.export.export(model, (torch.zeros(1, 3, device="tiny"),))
+    with pytest.raises(RuntimeError, match="export the model on the CPU"):
+        torch._inductor.aoti_compile_and_package(program)
+
+
+def test_the_device_module_has_no_other_names() -> None:
+    """Inductor's classes are given by name, and no name else."""
+    assert not hasattr(torch.tiny, "no_such_name")  # type: ignore[attr-defined]
