@@ -56,13 +56,16 @@ IN_PLACE_SHARE = 16
 def flush(storages: Iterable[LazyStorage], dirty: bool = True, why: str = "observed") -> None:
     """Compute these storages in one schedule, and (if `dirty`) all storages that were written in place.
 
-    `why` is the reason that a trace reports.
+    Nothing is computed if the contents of all these storages are known, and the others only have writes of a loop,
+    which may go on. `why` is the reason that a trace reports.
     """
     recording.check_closed("needs values while the graph is recorded")
     storages = list(storages)
     with LOCK, Subnormals(), FewerCollections():
-        if not (any(_is_unknown(s) for s in storages) or DIRTY or LOOPING or LARGE_PENDING or calls.writes_in_place()):
-            return  # queued calls are not needed yet
+        if not any(map(_is_unknown, storages)) and not calls.writes_in_place():
+            written = [*DIRTY.values(), *LOOPING.values(), *LARGE_PENDING.values()]
+            if not written or (storages and all(storage.has_pending_writes for storage in written)):
+                return  # queued calls are not needed yet; `a[index[i]] = i` reads between writes that wait for more
         step = steps.pending_queue(storages) if dirty else None
         if step is not None:
             if not steps.replay(step, why):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -63,3 +64,46 @@ def test_cells_die_while_a_cut_looks_at_them(monkeypatch: pytest.MonkeyPatch) ->
     finally:
         gc.enable()
     assert looped.sum().item() == 4
+
+
+class TestReadsOfKnownContents:
+    """A read of numbers that are in memory computes no other tensor, so that writes between such reads stay together.
+
+    Formerly each turn of the first loop was a kernel: the read of `places[i]` also computed what the last turn wrote.
+    """
+
+    def count(self, write: Callable[[torch.Tensor, torch.Tensor, int], None]) -> tuple[int, list[float]]:
+        """Return the number of kernels of a loop of 32 writes at places that tiny holds, and the result."""
+        kernels = 0
+        for _ in range(2):  # the first calls describe their geometries
+            x, places = torch.zeros(32).to("tiny"), torch.arange(32).flip(0).to("tiny")
+            before = backend.stats()["kernels"]
+            for i in range(32):
+                write(x, places, i)
+            result = x.tolist()
+            kernels = backend.stats()["kernels"] - before
+        return kernels, result
+
+    def test_numbers_at_places(self) -> None:
+        def write(x: torch.Tensor, places: torch.Tensor, i: int) -> None:
+            x[places[i]] = i
+
+        assert self.count(write) == (0, [31.0 - i for i in range(32)])
+
+    def test_the_read_sees_a_write(self) -> None:
+        """A storage that was written is not known, however it was written."""
+        for write in (
+            lambda x: x.add_(1),
+            lambda x: x[0].fill_(5),
+            lambda x: x[1:].mul_(2),
+            lambda x: x.copy_(x.flip(0)),
+        ):
+            seen = []
+            for device in ("tiny", "cpu"):
+                x, other = torch.arange(4).to(device), torch.arange(4).to(device)
+                seen.append([])
+                for _ in range(3):
+                    other.add_(1)
+                    write(x)
+                    seen[-1] += [x[0].item(), x[2].item(), other[1].item()]
+            assert seen[0] == seen[1]
