@@ -15,10 +15,12 @@ import copy
 import functools
 import math
 import threading
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from tinygrad.dtype import DType
 from tinygrad.uop.ops import UOp
 
 from ..lazy import access, calls, flush
@@ -28,11 +30,11 @@ from ..lazy.storage import DIRTY, LazyStorage, storage_of
 from ..runtime import memory
 from ..runtime.counters import COUNTERS
 from ..runtime.defer_sigint import DeferSigint
-from ..runtime.replay import canonical
+from ..runtime.garbage import FewerCollections
 from ..runtime.stats import STATS
 from .call_caches import remember
-from .metadata import global_settings, number_class
-from .registry import Context, OperatorRow, is_data
+from .metadata import global_settings, number_class, tensors_in
+from .registry import Context, OperatorRow, Rehearsal, is_data
 from .tensors import Spec, cast, geometry, maker, place, read, store, tensor_on_content
 from .windows import Windows
 
@@ -70,11 +72,12 @@ class FloatPosition:
 class Results:
     """Maker of the results of a call: new tensors, None for an undefined one."""
 
-    def __init__(self, outs: Sequence[Spec], present: Sequence[bool], structure: Any, index: int) -> None:
+    def __init__(self, outs: Sequence[Spec | None], present: Sequence[bool], structure: Any, index: int) -> None:
         """`present` marks the results that are defined; `structure` is their container type, None for one tensor."""
         device = memory.device_name(index)
         self.makers = [
-            maker(spec, index, device) if there else None for spec, there in zip(outs, present, strict=True)
+            maker(spec, index, device) if there and spec is not None else None
+            for spec, there in zip(outs, present, strict=True)
         ]  # fmt: skip
         self.structure = structure
 
@@ -114,7 +117,11 @@ class Prepared:
             self.context.common_dtype()  # early, because the default dtype may change before the call runs
         self.number_dtype = row.number_dtype(self.context) if row.number_dtype is not None else None
         self.number_places = collector.number_places
-        self.variants: dict[Any, Prepared] = {}
+        # For a value function that reads an index: the variants by their graphs, and the placeholders of these.
+        self.variants: dict[tuple[UOp, ...], Prepared] = {}
+        self.placeholders: dict[tuple[int, int, DType], UOp] = {}
+        self.standing: tuple[Any, ...] | None = None
+        self.last: Rehearsed | None = None
 
     def execute(self, call: QueuedCall) -> None:
         """Read the operands, compute, and hold or write the results."""
@@ -123,6 +130,7 @@ class Prepared:
             args = _filled(self.args, call)
             if self.row.index is not None or self.row.reads_index:  # an index is read again, from its tensor
                 context = Context(context.op, self.outs, self.index, _with_tensors(self.args, call))
+                context.repeated = True
             results = self.function(context, *args, **{k: _filled(v, call) for k, v in self.kwargs.items()})
             call.results = results if isinstance(results, (tuple, list)) else (results,)
         if self.fresh:
@@ -155,26 +163,58 @@ class Prepared:
             return None
         if row.index is not None or row.reads_index:
             return None
-        args, kwargs = (_stand_in_values(x, (), self.context.device) for x in (self.args, tuple(self.kwargs.values())))
+        args, kwargs = (_stand_in_values(x, self.context.device) for x in (self.args, tuple(self.kwargs.values())))
         value = self.function(self.context, *args, **dict(zip(self.kwargs, kwargs, strict=True)))
         value = cast(value[0] if isinstance(value, (tuple, list)) else value, result.computed)
         return int(value.vmin), int(value.vmax)
 
-    def rehearsed(self, numbers: Sequence[float], args: Any) -> tuple[Prepared, list[Any]]:
-        """The variant for a call whose value function reads an index on the host, and the data made from the index.
+    def rehearsed(
+        self, numbers: Sequence[float], args: Any, index: Sequence[torch.Tensor]
+    ) -> tuple[Prepared, list[Any]]:
+        """The variant for a call whose value function reads an `index` on the host, and the data made from the index.
 
-        The graph over placeholder buffers selects the variant, because it may differ from index to index.
+        The graph over placeholder buffers selects the variant, because it may differ from index to index. An index of
+        the same memory as in the last call, as the edges of a graph network, needs no second look.
         """
+        same = (tuple(numbers), memory.generation())
+        if self.last is not None and self.last.same == same and all(
+            buffer is not None and buffer is known()
+            for buffer, known in zip(_buffers(index), self.last.buffers, strict=True)
+        ):  # fmt: skip
+            return self.last.variant, self.last.arrays
         context = Context(self.context.op, self.outs, self.index, args)
-        context.rehearsed = []
-        results = self.function(context, *_stand_in_values(self.args, numbers, context.device))
-        key = canonical(results if isinstance(results, (tuple, list)) else [results]).key
+        context.rehearsal, context.repeated = Rehearsal(self.placeholders), True
+        with FewerCollections():
+            if self.standing is None:
+                everything = self.args, tuple(self.kwargs.values())
+                self.standing = tuple([_stand_in_values(x, context.device) for x in everything])
+            values, named = (_with_numbers(x, numbers) for x in self.standing)
+            results = self.function(context, *values, **dict(zip(self.kwargs, named, strict=True)))
+        key = tuple(results) if isinstance(results, (tuple, list)) else (results,)
         variant = self.variants.get(key)
         if variant is None:
             if len(self.variants) >= MOST_VARIANTS:
                 self.variants.clear()
+                self.placeholders.clear()
             variant = self.variants[key] = copy.copy(self)
-        return variant, context.rehearsed
+        buffers = [buffer for buffer in _buffers(index) if buffer is not None]  # computed by now
+        if len(buffers) == len(index):
+            self.last = Rehearsed(same, [weakref.ref(buffer) for buffer in buffers], variant, context.rehearsal.arrays)
+        return variant, context.rehearsal.arrays
+
+
+def _buffers(index: Sequence[torch.Tensor]) -> list[UOp | None]:
+    """The memory of each tensor's storage; None for one that is not computed yet, or has pending writes."""
+    return [storage_of(t).realized_buffer(COMPUTED[t.dtype]) for t in index]
+
+
+class Rehearsed(NamedTuple):
+    """The last rehearsal of a call."""
+
+    same: tuple[tuple[float, ...], int]  # the call's numbers, and the generation of the memory
+    buffers: list[Any]  # weak references to those of the index
+    variant: Prepared
+    arrays: list[Any]
 
 
 class _Collector:
@@ -209,16 +249,24 @@ def _filled(x: Any, call: QueuedCall) -> Any:
     return x
 
 
-def _stand_in_values(x: Any, numbers: Sequence[float], device: str) -> Any:
-    """A template with buffers without content as its values."""
+def _stand_in_values(x: Any, device: str) -> Any:
+    """A template with buffers without content as its values; the numbers are left out."""
     kind = type(x)
     if kind is TensorPlace:
         size, dtype = x.size, COMPUTED[x.dtype]
         return UOp.new_buffer(device, max(math.prod(size), 1), dtype).reshape(size)
+    if kind is tuple or kind is list:
+        return kind([_stand_in_values(y, device) for y in x])
+    return x
+
+
+def _with_numbers(x: Any, numbers: Sequence[float]) -> Any:
+    """Values with the numbers of a call."""
+    kind = type(x)
     if kind is FloatPosition:
         return numbers[x.number]
     if kind is tuple or kind is list:
-        return kind([_stand_in_values(y, numbers, device) for y in x])
+        return kind([_with_numbers(y, numbers) for y in x])
     return x
 
 
@@ -332,8 +380,9 @@ class Deferred:
             return self.kernel(*args, **kwargs)
         arrays: Sequence[Any] = ()
         if self.row.reads_index:
-            compute_index(storages[1:])
-            prepared, arrays = prepared.rehearsed(numbers, args)
+            index = list(tensors_in([args[self.row.reads_index]]))
+            compute_index([storage_of(t) for t in index])
+            prepared, arrays = prepared.rehearsed(numbers, args, index)
         STATS.native[self.name] += 1
         return _queued(prepared, storages, numbers, args, kwargs, self.targets, arrays)
 
@@ -368,7 +417,9 @@ def _queued(
         calls.defer(call)
         return result
     tensors = [args[t] if isinstance(t, int) else kwargs[t] for t in targets]
-    calls.defer(QueuedCall(prepared, storages, [storage_of(t) for t in tensors], numbers))
+    call = QueuedCall(prepared, storages, [storage_of(t) for t in tensors], numbers)
+    call.arrays = arrays
+    calls.defer(call)
     return tensors[0] if len(tensors) == 1 else tuple(tensors)
 
 
@@ -414,15 +465,19 @@ class Whole:
         """`writes` are the places of the tensor arguments that it changes."""
         collector = _Collector()
         self.name, self.kernel, self.args, self.writes = name, kernel, collector.template(tuple(args)), writes
-        self.outs = [Spec(t.dtype, tuple(t.size()), tuple(t.stride())) for t in results]
-        self.results = Results(self.outs, [True] * len(self.outs), type(results), results[0].device.index or 0)
+        present = [t is not None for t in results]
+        outs = [None if t is None else Spec(t.dtype, tuple(t.size()), tuple(t.stride())) for t in results]
+        self.outs = [spec for spec in outs if spec is not None]
+        index = next(t for t in results if t is not None).device.index or 0
+        self.results = Results(outs, present, type(results), index)
 
     def execute(self, call: QueuedCall) -> None:
         """Run the kernel, and let the storages of the promised results hold its results."""
         with DeferSigint(True) as run:  # it cannot run again after it has changed something
             run.begin()
             results = self.kernel(*_with_tensors(self.args, call))
-            for result, spec, storage in zip(results, self.outs, call.written, strict=False):
+            defined = [result for result in results if result is not None]
+            for result, spec, storage in zip(defined, self.outs, call.written, strict=False):
                 if geometry(result)[:2] == spec[1:]:
                     storage.adopt(storage_of(result))
                 else:  # torch's settings have changed since the call
@@ -460,7 +515,7 @@ def whole(
             before = STATS.native[name]
             results = kernel(*args)
             COUNTERS.prepared += 1
-            if STATS.native[name] == before + 1 and all(t.dtype in COMPUTED for t in results):
+            if STATS.native[name] == before + 1 and all(t is None or t.dtype in COMPUTED for t in results):
                 changed = [i for i in writes(args) if args[i] is not None]
                 remember(known, signature, Whole(name, kernel, args, results, changed), MOST_PREPARED)
             return results

@@ -34,16 +34,34 @@ class Declined(Exception):
     """Raised by a value function, before it computes anything, for a call that would cost too much as a kernel."""
 
 
+class Rehearsal:
+    """The data of a graph that is built over placeholder buffers. The same placeholders serve all graphs of a call's
+    geometry, so equal graphs are the same object of tinygrad."""
+
+    def __init__(self, placeholders: dict[tuple[int, int, DType], UOp]) -> None:
+        self.arrays: list[np.ndarray] = []
+        self.placeholders = placeholders  # by the number of the array in the graph, its size and its dtype
+
+    def stand_in(self, array: np.ndarray, dtype: DType, device: str) -> UOp:
+        """Note an array; returns a placeholder of its shape."""
+        place = (len(self.arrays), array.size, dtype)
+        self.arrays.append(array)
+        if place not in self.placeholders:
+            self.placeholders[place] = UOp.new_buffer(device, array.size, dtype)
+        return self.placeholders[place].reshape(array.shape)
+
+
 class Context:
     """Description of a call for its value function."""
 
-    __slots__ = ("_common", "args", "device", "index", "op", "outs", "rehearsed")
+    __slots__ = ("_common", "args", "device", "index", "op", "outs", "rehearsal", "repeated")
 
     def __init__(self, op: OpOverload, outs: Sequence[Spec], index: int, args: Sequence[Any]) -> None:
         self.op, self.outs, self.index, self.args = op, outs, index, args
         self.device = memory.device_name(index)
         self._common: DType | None = None
-        self.rehearsed: list[np.ndarray] | None = None  # the data of a graph built only for comparison
+        self.rehearsal: Rehearsal | None = None  # of a graph that is built only for comparison
+        self.repeated = False  # whether the call has a known geometry, so that further calls are likely
 
     @property
     def out(self) -> Spec:
@@ -64,13 +82,11 @@ class Context:
     def data(self, array: np.ndarray) -> UOp:
         """A host array as a realized value of the array's shape (dtype bool, int or float)."""
         array = np.ascontiguousarray(array)
-        if self.rehearsed is not None:
-            self.rehearsed.append(array)
         dtype = (
             COMPUTED[torch.from_numpy(array).dtype] if array.ndim else COMPUTED[torch.tensor(array, device="cpu").dtype]
         )
-        if self.rehearsed is not None:
-            return UOp.new_buffer(self.device, array.size, dtype).reshape(array.shape)
+        if self.rehearsal is not None:
+            return self.rehearsal.stand_in(array, dtype, self.device)
         flat = memory.from_host(array.reshape(-1), dtype, self.device)
         calls.note_data(flat)
         return flat.reshape(array.shape)
@@ -95,7 +111,9 @@ class OperatorRow:
     number_dtype: Callable[[Context], DType] | None = None  # the dtype of numbers that go through `operand`
     # For a deferrable function with an index: checks its elements; False if they are not available yet.
     index: Callable[[Context], bool] | None = None
-    reads_index: bool = False  # whether that function computes its graph and its data from the index's elements
+    # For a deferrable function that computes its graph and its data from an index's elements, on the host: the place of
+    # the index (a tensor, or a list of tensors) among the arguments. 0 for all other functions.
+    reads_index: int = 0
     # Raises torch's error for a call, by its arguments, that torch CPU answers from memory which is not the call's.
     check: Callable[..., None] | None = None
 
@@ -113,7 +131,7 @@ def value(
     deferrable: bool = False,
     number_dtype: Callable[[Context], DType] | None = None,
     index: Callable[[Context], bool] | None = None,
-    reads_index: bool = False,
+    reads_index: int = 0,
     check: Callable[..., None] | None = None,
 ) -> Callable[[ValueFunction], ValueFunction]:
     """Register a value function for operators such as "cumsum.default" (the functional overload).

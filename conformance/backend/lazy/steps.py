@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from tinygrad.dtype import dtypes
 from tinygrad.uop import Ops
-from tinygrad.uop.ops import UOp
+from tinygrad.uop.ops import GroupOp, UOp
 
 from ..runtime import expressions, memory, scheduler
 from ..runtime.counters import COUNTERS
@@ -311,19 +311,31 @@ class LazyContent(NamedTuple):
     pending: bool  # whether writes to it are pending
 
 
-def _outside(step: PendingQueue) -> list[LazyContent]:
-    """The lazy values outside a step, except those that a call restores."""
+def _outside(step: PendingQueue, reads: Callable[[frozenset[UOp]], bool] | None = None) -> list[LazyContent]:
+    """The lazy values outside a step, except those that a call restores; only those whose memory passes `reads`.
+
+    This runs before each step, and a program may hold hundreds of lazy values (LBFGS's history), so a value that the
+    filter excludes costs two look-ups.
+    """
     inside = {id(storage) for storage in (*step.storages, *[call.written[0] for call in step.beside])}
     contents = []
     for s in list(LAZY.values()):
         if id(s) in inside:
             continue
-        if s.is_lazy():
+        value = s.flat if s.flat is not None else s.view[3] if s.view is not None else None
+        if value is None or value.op in _MAY_BE_REALIZED:
+            if not s.is_lazy():
+                LAZY.pop(s.serial, None)  # so that the next step need not look at it
+                continue
+            value = s.base_value()
+        if reads is None or reads(expressions.read_by(value)):
             view = s.view if s.flat is None else None
-            contents.append(LazyContent(s, s.base_value(), view and view[:3], s.donor, s.has_pending_writes))
-        else:
-            LAZY.pop(s.serial, None)  # so that the next step need not look at it
+            contents.append(LazyContent(s, value, view and view[:3], s.donor, s.has_pending_writes))
     return contents
+
+
+# Every constant and every realized value has one of these operations.
+_MAY_BE_REALIZED = frozenset({Ops.BUFFER, Ops.CONST, Ops.PARAM, Ops.UNSHARD, Ops.MSELECT, *GroupOp.Movement})
 
 
 class Beside(NamedTuple):
@@ -334,6 +346,15 @@ class Beside(NamedTuple):
     buffers: list[UOp]  # which they read and the step does not use
 
 
+def _matters(step: PendingQueue, stored: Collection[frozenset[int]] | None) -> Callable[[frozenset[UOp]], bool]:
+    """The test of the memory that a lazy value reads: whether the value matters for a step."""
+    own = frozenset(step.buffers)
+    sets = [frozenset([step.buffers[i] for i in places]) for places in stored or ()]
+    if stored is None:
+        return lambda reads: not own.isdisjoint(reads)
+    return lambda reads: not own.isdisjoint(reads) and any(one.issubset(reads) for one in sets)
+
+
 def _beside(step: PendingQueue, stored: Collection[frozenset[int]] | None, outside: Iterable[LazyContent]) -> Beside:
     """The lazy values outside a step that matter for it.
 
@@ -342,19 +363,12 @@ def _beside(step: PendingQueue, stored: Collection[frozenset[int]] | None, outsi
     of their readers matters.
     """
     buffers = {buffer: i for i, buffer in enumerate(step.buffers)}
-    own = frozenset(buffers)
-    sets = [frozenset([step.buffers[i] for i in places]) for places in stored or ()]
-
-    def matters(reads: Iterable[UOp]) -> bool:
-        if stored is None:
-            return not own.isdisjoint(reads)
-        return any(one.issubset(reads) for one in sets)
-
+    matters = _matters(step, stored)
     key: list[Any] = []
     lazy: list[UOp] = []
     storages: list[LazyStorage] = []
     for call in step.beside:
-        if matters(call.operands):
+        if matters(frozenset(call.operands)):
             key.append(call.kind)
             key.extend([buffers.setdefault(b, len(buffers)) for b in call.operands])
             storages.append(call.written[0])
@@ -377,7 +391,7 @@ def _equal_step(step: PendingQueue) -> tuple[RecordedStep, Beside] | None:
         return None
     _known.move_to_end(step.key)
     try:
-        beside = _beside(step, record.stored, _outside(step))
+        beside = _beside(step, record.stored, _outside(step, _matters(step, record.stored)))
     except NotReplayable:
         return None
     known = record.steps.get(beside.key)
@@ -538,9 +552,12 @@ def _step(
         if storage is None:
             continue
         if not _changed(storage, before):
-            if storage.version != before[id(storage)][2]:
+            if storage.version == before[id(storage)][2]:
+                continue
+            if storage.base_buffer() is not None:
                 overwritten.append(i)
-            continue
+                continue
+            # A number may have replaced a number, which `before` does not contain.
         if storage.has_pending_writes:
             return None
         flat, view = storage.flat, None if storage.flat is not None else storage.view
@@ -564,7 +581,9 @@ def _step(
                 return None
             values[-1] = restored[0]
             reads[-1] = [table[b] for b in restored[1]]
-    if len(overwritten) != overwrites or (overwritten and not step.writes_buffers):
+    if not overwrites:
+        overwritten = []  # these storages share a buffer of the step, as copies do
+    elif len(overwritten) != overwrites or not step.writes_buffers:
         return None
     specs = [(b.arg.device, b.max_numel(), b.dtype) for b in own]
     sources = [table[b] for b in buffers]

@@ -40,6 +40,9 @@ from .pointwise import greater, smaller
 Place = np.ndarray | UOp  # position of each write: on the host, or lazy in a recorded graph
 
 WIDTH = 32  # writes to one position that are combined in one round
+# Largest table, in elements, of an index that changes from call to call: it has WIDTH columns for any index, since each
+# width is another graph, and a step with several such calls would be another step each time.
+REPEATED = 1 << 16
 SMALL = 4096  # largest table of all positions, in elements, that the result kernel reads; larger ones take two kernels
 
 
@@ -91,16 +94,17 @@ REDUCTIONS["mean"] = REDUCTIONS["sum"]
 ALIASES = {"add": "sum", "multiply": "prod"}
 
 
-def _rows(place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _rows(place: np.ndarray, least: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """(table, places): row i lists the writes to places[i] in order, then -1; a position may have several rows.
 
-    Widths and row counts are rounded up to powers of two, so that another index needs the same kernels.
+    The table has at least `least` columns, a power of two. Widths and row counts are rounded up to powers of two, so
+    that another index needs the same kernels.
     """
     order = np.argsort(place, kind="stable")
     ordered = place[order]
     starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
     counts = np.diff(np.r_[starts, len(ordered)])
-    width = min(WIDTH, 1 << int(counts.max() - 1).bit_length())
+    width = max(least, min(WIDTH, 1 << int(counts.max() - 1).bit_length()))
     within = np.arange(len(ordered)) - np.repeat(starts, counts)
     rows_of = -(-counts // width)
     first_row = np.cumsum(rows_of) - rows_of
@@ -174,12 +178,18 @@ def _from_tables(
 ) -> tuple[UOp, UOp]:
     """(reduced writes to each position of `base`, mask of the written positions)."""
     places = place
+    least, largest = 1, SMALL
+    if ctx.repeated:
+        fixed = min(WIDTH, 1 << (len(place) - 1).bit_length())
+        if fixed * base.numel() <= REPEATED:
+            least, largest = fixed, REPEATED
     while True:
-        table, rows = _rows(places)
+        table, rows = _rows(places, least)
         width = table.shape[1]
         # With one row per position, the result kernel reads the table, unless most positions have no write.
-        if width == 1 or (len(np.unique(rows)) == len(rows) and width * base.numel() <= SMALL):
+        if width == 1 or (len(np.unique(rows)) == len(rows) and width * base.numel() <= largest):
             break
+        least = 1
         values, places = reduction(_read_or(values, ctx.data(table), neutral)), rows
     all_places = np.full((base.shape[0], width), -1, dtype=np.int32)
     all_places[rows] = table[: len(rows)]
@@ -261,25 +271,25 @@ def _scatter_lines(
     return write.permute((*range(1, dim + 1), 0, *range(dim + 1, self.ndim)))
 
 
-@value("scatter.src", "scatter.value")
+@value("scatter.src", "scatter.value", deferrable=True, reads_index=2)
 def scatter(ctx: Context, self: UOp, dim: int, index: UOp, source: UOp | float) -> UOp:
     """self[..., index[...], ...] = source[...] along one dimension."""
     return _scatter(ctx, self, dim, source, None)
 
 
-@value("scatter.reduce", "scatter.value_reduce")
+@value("scatter.reduce", "scatter.value_reduce", deferrable=True, reads_index=2)
 def scatter_with_reduce(ctx: Context, self: UOp, dim: int, index: UOp, source: UOp | float, *, reduce: str) -> UOp:
     """Scatter that adds to the existing elements, or multiplies them."""
     return _scatter(ctx, self, dim, source, reduce)
 
 
-@value("scatter_add")
+@value("scatter_add", deferrable=True, reads_index=2)
 def scatter_add(ctx: Context, self: UOp, dim: int, index: UOp, source: UOp) -> UOp:
     """self[..., index[...], ...] += source[...] along one dimension."""
     return _scatter(ctx, self, dim, source, "sum")
 
 
-@value("scatter_reduce.two")
+@value("scatter_reduce.two", deferrable=True, reads_index=2)
 def scatter_reduce(
     ctx: Context, self: UOp, dim: int, index: UOp, source: UOp, reduce: str, *, include_self: bool = True
 ) -> UOp:
@@ -309,13 +319,13 @@ def _by_line(ctx: Context, self: UOp, dim: int, source: UOp, reduce: str | None,
     return result.permute((*range(1, dim + 1), 0, *range(dim + 1, base.ndim))).reshape(self.shape)
 
 
-@value("index_copy")
+@value("index_copy", deferrable=True, reads_index=2)
 def index_copy(ctx: Context, self: UOp, dim: int, index: UOp, source: UOp) -> UOp:
     """Slices replaced by the source."""
     return _by_line(ctx, self, dim, source, None)
 
 
-@value("index_add", keep_floats=False)
+@value("index_add", keep_floats=False, deferrable=True, reads_index=2)
 def index_add(ctx: Context, self: UOp, dim: int, index: UOp, source: UOp, *, alpha: float = 1) -> UOp:
     """Slices plus alpha times the source."""
     if alpha != 1:
@@ -327,7 +337,7 @@ def index_add(ctx: Context, self: UOp, dim: int, index: UOp, source: UOp, *, alp
 INDEX_REDUCTIONS = ("prod", "mean", "amax", "amin")
 
 
-@value("index_reduce")
+@value("index_reduce", deferrable=True, reads_index=2)
 def index_reduce(
     ctx: Context, self: UOp, dim: int, index: UOp, source: UOp, reduce: str, *, include_self: bool = True
 ) -> UOp:
@@ -337,7 +347,7 @@ def index_reduce(
     return _by_line(ctx, self, dim, source, reduce, include_self)
 
 
-@value("index_fill.int_Scalar", "index_fill.int_Tensor", keep_floats=False)
+@value("index_fill.int_Scalar", "index_fill.int_Tensor", keep_floats=False, deferrable=True, reads_index=2)
 def index_fill(ctx: Context, self: UOp, dim: int, index: UOp, number: UOp | float) -> UOp:
     """Slices filled with one number; negative indices count from the end."""
     base = self.reshape(self.shape or (1,))
@@ -362,7 +372,7 @@ def index_fill(ctx: Context, self: UOp, dim: int, index: UOp, number: UOp | floa
     return result.permute((*range(1, dim + 1), 0, *range(dim + 1, result.ndim))).reshape(self.shape)
 
 
-@value("put")
+@value("put", deferrable=True, reads_index=1)
 def put(ctx: Context, self: UOp, index: UOp, source: UOp, accumulate: bool = False) -> UOp:
     """Elements of the flattened tensor, replaced or added to; negative indices count from the end."""
     count = math.prod(self.shape)
@@ -375,7 +385,7 @@ def put(ctx: Context, self: UOp, index: UOp, source: UOp, accumulate: bool = Fal
     return write.reshape(self.shape)
 
 
-@value("index_put", "_unsafe_index_put", "_index_put_impl")
+@value("index_put", "_unsafe_index_put", "_index_put_impl", deferrable=True, reads_index=1)
 def index_put(
     ctx: Context, self: UOp, indices: Sequence[Any], values: UOp, accumulate: bool = False, unsafe: bool = False
 ) -> UOp:
@@ -428,7 +438,7 @@ def masked_scatter(ctx: Context, self: UOp, mask: UOp, source: UOp) -> UOp:
     return placed(ctx, flat, place, cast(source, self.dtype).reshape((supply,))).reshape(size)
 
 
-@value("embedding_dense_backward", deferrable=True, reads_index=True)
+@value("embedding_dense_backward", deferrable=True, reads_index=1)
 def embedding_dense_backward(
     ctx: Context, grad_output: UOp, indices: UOp, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
 ) -> UOp:
