@@ -65,7 +65,12 @@ def register(module: str, function: str, registered: str) -> None:
                 )
             member = getattr(member, part)
         if function:
-            member()  # type: ignore[operator]
+            made = member()  # type: ignore[operator]
+            if torch_compat.is_idle_mode(made):
+                raise TargetError(
+                    f"{module}.{function}() returns a {type(made).__name__} that is not active, so torch CPU would be "
+                    f"compared with itself: let {function}() enter it, by its __enter__()"
+                )
     except TargetError:
         raise
     except (Exception, SystemExit) as error:

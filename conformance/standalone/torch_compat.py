@@ -187,6 +187,13 @@ def count_modes() -> int:
     return len(overrides._get_current_function_mode_stack()) + len(dispatch._get_current_dispatch_mode_stack())
 
 
+def is_idle_mode(value: Any) -> bool:
+    """Whether a value is a mode that sees no call, since nobody has entered it."""
+    if isinstance(value, overrides.TorchFunctionMode):
+        return value not in overrides._get_current_function_mode_stack()
+    return isinstance(value, TorchDispatchMode) and value not in dispatch._get_current_dispatch_mode_stack()
+
+
 def in_backward() -> bool:
     """Whether the autograd engine is computing a gradient in this thread."""
     return bool(torch._C._current_graph_task_id() != -1)

@@ -16,6 +16,7 @@ from conformance.program.calls import judge_program
 from conformance.program.model import Input, Program, Storage
 from conformance.program.script import script
 from conformance.program.steps.op import Step, tensor
+from conformance.record.errors import TargetError
 from conformance.sources.opinfo.plan import Case
 from conformance.sources.opinfo.sample_script import from_op_db
 from conformance.standalone.oracles import Mismatch
@@ -68,6 +69,15 @@ def run(text, folder):
 
 
 class TestModes:
+    @pytest.mark.parametrize("mode", ["Counting", "Doubling"])
+    def test_a_mode_that_is_returned_and_not_entered_is_refused(self, mode, tmp_path, monkeypatch):
+        """torch CPU would be compared with itself, and each run would pass."""
+        text = PUSHES_MODES.replace("    Counting().__enter__()", f"    return {mode}()")
+        (tmp_path / f"returns_{mode}.py").write_text(text)
+        monkeypatch.syspath_prepend(tmp_path)
+        with pytest.raises(TargetError, match=rf"enable\(\) returns a {mode} that is not active, so torch CPU would"):
+            load_target(f"device:cpu,import=returns_{mode},call=enable,without=nothing")
+
     def test_torch_cpu_is_not_under_the_modes_of_a_device(self, pushing):
         """Modes of a device are active only inside the target. Regression test: torchax pushes a function mode under
         which plain torch CPU raises, so the judge failed in 6 of 120 programs."""
