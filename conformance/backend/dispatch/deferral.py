@@ -254,7 +254,9 @@ def _stand_in_values(x: Any, device: str) -> Any:
     kind = type(x)
     if kind is TensorPlace:
         size, dtype = x.size, COMPUTED[x.dtype]
-        return UOp.new_buffer(device, max(math.prod(size), 1), dtype).reshape(size)
+        if 0 in size:  # a buffer has at least one element
+            return UOp.const(0, dtype).expand(size)
+        return UOp.new_buffer(device, math.prod(size), dtype).reshape(size)
     if kind is tuple or kind is list:
         return kind([_stand_in_values(y, device) for y in x])
     return x

@@ -29,6 +29,8 @@ from ..runtime.subnormals import Subnormals
 UNQUEUED, READ, WRITTEN = 0, 1, 2
 # Number of calls at which the queue is emptied, which bounds the memory that it keeps alive.
 LONGEST = 4096
+# Bytes of arrays, such as tables of positions for writes by an index, at which the queue is emptied.
+MOST_BYTES = 64 << 20
 # Number of calls at which calls with dead results are removed; next, at twice the number that remained.
 CHECKED = 256
 
@@ -64,6 +66,7 @@ SETTING = "TINY_QUEUE"
 _queue: list[QueuedCall] = []
 _running = False
 _checked_at = CHECKED  # queue length at which `drop_unneeded` runs next
+_array_bytes = 0  # of the arrays of calls that were added since the queue was empty
 _open = os.environ.get(SETTING) != "0"
 
 
@@ -89,7 +92,7 @@ def queue_calls(on: bool) -> bool:
 
 def defer(call: QueuedCall) -> None:
     """Add a call to the queue."""
-    global _checked_at
+    global _checked_at, _array_bytes
     with LOCK:
         for storage in call.read:
             if not storage.queued:
@@ -97,6 +100,10 @@ def defer(call: QueuedCall) -> None:
         for storage in call.written:
             storage.queued = WRITTEN
         _queue.append(call)
+        if call.arrays:
+            _array_bytes += sum([array.nbytes for array in call.arrays])
+            if _array_bytes > MOST_BYTES:
+                settle()
         if len(_queue) >= _checked_at:
             drop_unneeded()
             if len(_queue) > LONGEST * 3 // 4:
@@ -139,13 +146,13 @@ def settle() -> None:
     """Turn all calls into values, in order. An error leaves the call that raises it, and all later ones, in the
     queue.
     """
-    global _running, _checked_at
+    global _running, _checked_at, _array_bytes
     if not _queue:
         return
     with LOCK, Subnormals(), FewerCollections():
         if _running or not _queue:
             return
-        _running, _checked_at = True, min(CHECKED, LONGEST)
+        _running, _checked_at, _array_bytes = True, min(CHECKED, LONGEST), 0
         try:
             take(needed(_queue))
             uses = Counter([id(storage) for call in _queue for storage in (*call.read, *call.written)])

@@ -275,6 +275,8 @@ def _stored_in_memory(storage: LazyStorage, writes: Sequence[Write | NumberWrite
         for size, _, _, value in writes
     ]
     detach_readers([storage])
+    assert storage.flat is not None
+    content = storage.flat  # another one, if a copy that shared the buffer had writes of its own
     elements = torch.frombuffer(memory.host_view(content), dtype=dtype)
     for (size, stride, offset, _), written in zip(writes, contents, strict=True):
         target = elements.as_strided(size, stride, offset)

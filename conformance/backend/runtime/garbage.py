@@ -16,20 +16,31 @@ OBJECTS = 100_000
 
 
 class FewerCollections:
-    """A context in which Python collects after `OBJECTS` new objects; only the thread that has the lock enters it.
+    """A context in which Python collects after `OBJECTS` new objects.
 
     A program that has turned collection off, or has a higher threshold, keeps its setting, also one that it makes
-    within the block.
+    within the block. If a KeyboardInterrupt strikes between the lines of `__enter__` or `__exit__`, the end of the
+    object restores the setting.
     """
 
+    before: tuple[int, int, int] | None = None
+
     def __enter__(self) -> None:
-        self.before = gc.get_threshold()
-        if 0 < self.before[0] < OBJECTS:
-            gc.set_threshold(OBJECTS, *self.before[1:])
+        before = gc.get_threshold()
+        if 0 < before[0] < OBJECTS:
+            self.before = before
+            gc.set_threshold(OBJECTS, *before[1:])
 
     def __exit__(self, *error: object) -> None:
-        if 0 < self.before[0] < OBJECTS and gc.get_threshold() == (OBJECTS, *self.before[1:]):
+        self._restore()
+
+    def __del__(self) -> None:
+        self._restore()
+
+    def _restore(self) -> None:
+        if self.before is not None and gc.get_threshold() == (OBJECTS, *self.before[1:]):
             gc.set_threshold(*self.before)
+        self.before = None
 
 
 __all__ = ["FewerCollections"]

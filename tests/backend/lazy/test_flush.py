@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from conformance import backend
-from conformance.backend.lazy import flush
+from conformance.backend.lazy import calls, flush
 from conformance.backend.lazy.storage import LazyStorage
 
 
@@ -107,3 +107,46 @@ class TestReadsOfKnownContents:
                     write(x)
                     seen[-1] += [x[0].item(), x[2].item(), other[1].item()]
             assert seen[0] == seen[1]
+
+
+class TestWaitingWrites:
+    @pytest.mark.parametrize("call", [
+        lambda x, i, v: x.index_add_(0, i, v),
+        lambda x, i, v: x.scatter_(0, i, v),
+        lambda x, i, v: x.index_fill_(0, i, 1.0),
+        lambda x, i, v: x.index_copy_(0, i, v),
+        lambda x, i, v: x.put_(i, v),
+    ])  # fmt: skip
+    def test_an_empty_index_writes_nothing(self, call) -> None:
+        """From the second call on, the rehearsal of the write reshaped a buffer of one element to none."""
+        index, values = torch.zeros(0, dtype=torch.int64, device="tiny"), torch.zeros(0, device="tiny")
+        for _ in range(3):
+            assert call(torch.ones(3, device="tiny"), index, values).tolist() == [1, 1, 1]
+
+    def test_an_empty_index_has_a_gradient(self) -> None:
+        """As the writes above: the backward pass of a selection adds by the same index."""
+        index = torch.zeros(0, dtype=torch.int64, device="tiny")
+        for _ in range(3):
+            x = torch.ones(3, 2, device="tiny", requires_grad=True)
+            (x.index_select(0, index).sum() + torch.nn.functional.embedding(index, x).sum()).backward()
+            assert x.grad is not None and x.grad.tolist() == [[0, 0]] * 3
+
+    def test_tables_of_positions_do_not_pile_up(self) -> None:
+        """A write by an index waits with a table of all positions of its tensor, 4 MB here: 450 writes held 1.7 GB."""
+        x, right = torch.zeros(1_000_000, device="tiny"), torch.zeros(1_000_000)
+        held = []
+        for number in range(60):
+            index = torch.arange(number, number + 8)
+            x.index_add_(0, index.to("tiny"), torch.ones(8, device="tiny"))
+            right.index_add_(0, index, torch.ones(8))
+            held.append(sum(array.nbytes for call in calls.pending() for array in call.arrays))
+        assert 0 < max(held) <= calls.MOST_BYTES and torch.equal(x.cpu(), right)
+
+
+def test_two_copies_of_one_large_buffer_are_both_written() -> None:
+    """The first copy's write went to the old buffer, which the second copy's write had left to it."""
+    x = torch.ones(1 << 19, device="tiny") * 2
+    float(x[0])
+    copy = x.clone()
+    x[3], copy[4] = -1.0, -2.0
+    assert x[:6].tolist() == [2, 2, 2, -1, 2, 2] and copy[:6].tolist() == [2, 2, 2, 2, -2, 2]
