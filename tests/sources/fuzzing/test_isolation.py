@@ -17,7 +17,7 @@ from conformance.run import execution_place, shrink_progress
 from conformance.run.failing_program import FailingProgram
 from conformance.run.messages import Limits
 from conformance.run.shrinking import LocalShrinker
-from conformance.sources.fuzzing import isolation, worker
+from conformance.sources.fuzzing import isolation, tasks
 from conformance.sources.fuzzing.campaign import Campaign
 from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.drawing import Drawing
@@ -232,7 +232,7 @@ class TestParts:
 class TestMinutes:
     def test_a_shard_ends_at_its_time(self):
         """Programs that a shard has not started stay with the campaign."""
-        result = worker.run_shard(replace(SHARD, until=0.0))
+        result = tasks.run_shard(replace(SHARD, until=0.0))
         assert (result.done, result.findings) == (0, [])
 
     def test_a_shard_with_a_finding_ends_earlier(self, tmp_path):
@@ -240,7 +240,7 @@ class TestMinutes:
         `--minutes` shrank nothing, and the page said `4 of 0 drawn programs fail`."""
         plan = Plan("class:tests.planted.liars.WrongCell", reports=tmp_path, drawing=Drawing(without=("op_db",)))
         plan.failures.mkdir()
-        result = worker.run_shard(Shard(plan, 0, 200, until_found=0.0))
+        result = tasks.run_shard(Shard(plan, 0, 200, until_found=0.0))
         assert 0 < result.done < 200
         assert {finding.number for finding in result.findings} == {result.done - 1}
 

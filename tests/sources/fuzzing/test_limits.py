@@ -31,7 +31,7 @@ from conformance.run.isolation import PlacedPool
 from conformance.run.messages import Limits, OutOfTime, Pool
 from conformance.run.program_workers import ProgramWorkers
 from conformance.run.shrinking import TO_ANSWER, LocalShrinker
-from conformance.sources.fuzzing import command, worker
+from conformance.sources.fuzzing import command, tasks
 from conformance.sources.fuzzing.campaign import CHECKING, LONGEST_TURN, MEANWHILE, MOST_FOR_SCRIPTS, Campaign
 from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.drawing import Drawing
@@ -184,7 +184,7 @@ class TestMinutes:
     @pytest.fixture
     def clock(self, monkeypatch: pytest.MonkeyPatch) -> Clock:
         clock = Clock()
-        monkeypatch.setattr(worker.time, "time", clock.time)
+        monkeypatch.setattr(tasks.time, "time", clock.time)
         return clock
 
     @pytest.fixture
@@ -311,7 +311,7 @@ class TestMinutes:
     def test_loading_the_target_counts(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         """No program runs if loading takes all of the time. Regression test: the time began behind it, so a run of
         three minutes on a busy machine took five."""
-        late, load, now = [0.0], Workers.load, worker.time.time
+        late, load, now = [0.0], Workers.load, tasks.time.time
 
         def load_for_a_minute(workers: Workers) -> dict[str, str]:
             known = load(workers)
@@ -319,7 +319,7 @@ class TestMinutes:
             return known
 
         monkeypatch.setattr(Workers, "load", load_for_a_minute)
-        monkeypatch.setattr(worker.time, "time", lambda: now() + late[0])
+        monkeypatch.setattr(tasks.time, "time", lambda: now() + late[0])
         campaign = Campaign(Plan("cpu", programs=3, minutes=1.0, reports=tmp_path))
         campaign.run()
         assert campaign.result.done == 0
@@ -359,7 +359,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """A clock that only shrinking and scripts move."""
     clock = Clock()
     for name in ("time", "monotonic"):
-        monkeypatch.setattr(worker.time, name, clock.time)
+        monkeypatch.setattr(tasks.time, name, clock.time)
     return clock
 
 

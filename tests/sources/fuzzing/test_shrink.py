@@ -33,7 +33,7 @@ def test_a_finding_that_cannot_be_shrunk_is_kept(tmp_path, monkeypatch):
     """)
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    words = ["--target", "class:odd_target.Odd", "--programs", "20", "--without", "op_db", "--check-scripts", "0"]
+    words = ["--target", "class:odd_target.Odd", "--programs", "8", "--without", "op_db", "--check-scripts", "0"]
     assert main([*words, "--reports", str(tmp_path)]) == 1
     findings = fuzz_result(tmp_path)["findings"]
     assert findings
