@@ -16,7 +16,6 @@ from pathlib import Path
 
 from conformance.declare import expectations
 from conformance.declare.declaration import CASES, check, read, refuse, unknown
-from conformance.record import shortfall
 from conformance.record.errors import UsageError, UserError
 from conformance.record.names import DTYPES, TEST_FILES, UPSTREAM, nearest
 from conformance.record.result import UNEXPECTED, Outcome, Result, Run
@@ -68,7 +67,7 @@ class Upstream(MeasuredCases):
     def prepare(self, session: Session) -> None:
         """Find the files, and read the declarations. Which tests there are is known only when they are loaded."""
         args = session.args
-        self.tests, self.lacking = files_of(args.tests), 0
+        self.tests, self.lacking, self.planned = files_of(args.tests), 0, 0
         self.patterns, self.dtypes = args.op, args.dtype or []
         named = [f"{file.name} {file.digest}" for file in self.tests]
         self.selection = [*named, *(f"--op {name}" for name in args.op), *(f"--dtype {name}" for name in self.dtypes)]
@@ -97,6 +96,7 @@ class Upstream(MeasuredCases):
             wanted = [case for case in cases if held is None or {*_dtypes_of(case.dtype)} <= {*held}]
             if unheld := len(cases) - len(wanted):
                 running.result.notes.append(f"{unheld} tests of dtypes that the target does not hold were left out.")
+            self.planned = len(wanted)
             running.begin(wanted)
             stopped = running.run(pool)
         if not stopped and target != WITHOUT_DEVICE:
@@ -147,22 +147,23 @@ class Upstream(MeasuredCases):
         reasons = Counter(result.reason for result in run.results if result.outcome is Outcome.SKIP)
         for reason, count in reasons.most_common(REASONS):
             session.print(f"skipped, {count}: {reason}")
-        session.print(judged(run))
+        session.print(judged(run, self.planned))
 
 
-def judged(run: Run) -> str:
-    """Return how many tests have which outcome, and the share that was judged."""
-    counts = run.counts()
-    dead = sum(result.outcome in (Outcome.CRASH, Outcome.TIMEOUT) for result in run.results)
-    lost = sum(row.missing for row in run.not_judged if row.what == shortfall.CASES.format(UPSTREAM))
-    total = len(run.results) + lost
+def judged(run: Run, planned: int) -> str:
+    """Return how many of the planned tests have which outcome, and the share that was judged. A run that a signal or a
+    failure stopped has no shortfall, and its tests without a result are not judged either."""
+    tests = [result for result in run.results if result.variant in (TESTS, LOADING)]  # not entries that are stale
+    counts = Counter(result.outcome for result in tests)
+    dead, lost = counts[Outcome.CRASH] + counts[Outcome.TIMEOUT], planned - len(tests)
+    failed = counts[Outcome.FAIL] + counts[Outcome.FLAKY] + counts[Outcome.XPASS]
     words = [
-        f"{counts['PASS']} passed", f"{counts['FAIL'] + counts['FLAKY'] + counts['XPASS']} failed",
-        f"{counts['XFAIL']} declared or also without the device", f"{counts['SKIP']} skipped by the test",
+        f"{counts[Outcome.PASS]} passed", f"{failed} failed",
+        f"{counts[Outcome.XFAIL]} declared or also without the device", f"{counts[Outcome.SKIP]} skipped by the test",
         f"{dead} ended or hung their process", f"{lost} not run",
     ]  # fmt: skip
-    share = 100 * len(run.results) / total if total else 0.0
-    return f"{total} tests of PyTorch: {', '.join(words)}; {share:.1f} % judged"
+    share = 100 * len(tests) / planned if planned else 0.0
+    return f"{planned} tests of PyTorch: {', '.join(words)}; {share:.1f} % judged"
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

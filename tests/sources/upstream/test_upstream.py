@@ -13,10 +13,12 @@ import pytest
 from conformance.record import result as model
 from conformance.record.causes import causes_of
 from conformance.record.errors import TargetError, UsageError
-from conformance.record.result import SHOWS, Outcome, Result
+from conformance.record.missing_ops import DECLARED
+from conformance.record.names import UPSTREAM
+from conformance.record.result import SHOWS, Outcome, Result, Run
 from conformance.sources.upstream import tasks
-from conformance.sources.upstream.__main__ import _dtypes_of, main
-from conformance.sources.upstream.table import DeviceTest, TestFile, files_of, test_of
+from conformance.sources.upstream.__main__ import _dtypes_of, judged, main
+from conformance.sources.upstream.table import TESTS, DeviceTest, TestFile, files_of, test_of
 from conformance.standalone.device_tests import FAILED, PASSED, SKIPPED, run_device_test, without_device_name
 from conformance.standalone.torch_compat import device_type_tests
 from tests.patience import stretched
@@ -276,14 +278,28 @@ class TestCommand:
         ]
         base += ["--op", "*test_sub", "--op", "*test_relu", "--op", "*test_add"]
         assert main([*base, "--stop-at-first-failure", "--check-scripts", "0"]) == 1
-        assert len(results(tmp_path)) < 4
+        done = len(results(tmp_path))
+        assert 0 < done < 4
+        out = capsys.readouterr().out
+        assert out.startswith("4 tests of PyTorch: ") or "\n4 tests of PyTorch: " in out
+        assert f"{4 - done} not run; {25 * done}.0 % judged" in out
         assert main([*base, "--resume"]) == 1
         found = results(tmp_path)
         assert len(found) == 4
         assert {name: result.alone for name, result in found.items() if result.alone} == {
             "test_relu::": SHOWS, "test_sub::": SHOWS,
         }  # fmt: skip
-        assert "4 tests of PyTorch: 2 passed, 2 failed" in capsys.readouterr().out
+        out = capsys.readouterr().out
+        assert "4 tests of PyTorch: 2 passed, 2 failed" in out and "0 not run; 100.0 % judged" in out
+
+    def test_a_stopped_run_does_not_count_as_judged(self) -> None:
+        """A signal and a failure that stop a run leave no shortfall; a stale entry of a profile is no test."""
+        ran = [Result(f"test_x.{n}", "", TESTS, UPSTREAM, Outcome.PASS, samples=1) for n in range(2)]
+        stale = Result("neg", "", DECLARED, UPSTREAM, Outcome.XPASS)
+        for run in (Run("toy", results=ran, interrupted=2, complete=False), Run("toy", results=[*ran, stale])):
+            assert judged(run, 8).endswith("0 ended or hung their process, 6 not run; 25.0 % judged")
+            assert judged(run, 8).startswith("8 tests of PyTorch: 2 passed, 0 failed, ")
+        assert judged(Run("toy", results=ran), 2).endswith("0 not run; 100.0 % judged")
 
     def test_unknown_test(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """A misspelt name is one sentence with the nearest one."""
