@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from conformance.record.result import UNEXPECTED, Result, Run
+from conformance.record.result import UNEXPECTED, Result, Run, counted
 from conformance.record.sentences import headline
 from conformance.report.escape import escape_control_characters
 
@@ -27,7 +27,7 @@ class View:
 
     def __init__(self, console: Console) -> None:
         self.console, self.planned, self.done, self.failed = console, 0, 0, 0
-        self.noun = "cases"
+        self.noun = "case"
         self.last = time.monotonic()
         columns = (
             TextColumn("{task.description}"),
@@ -44,7 +44,7 @@ class View:
         """Show the target and the number of cases."""
         self.planned = planned
         self.bar.update(self.task, description=escape(run.title), total=planned)
-        self._line(f"{planned} {self.noun} on {run.title}")
+        self._line(f"{counted(planned, self.noun)} on {run.title}")
 
     def add(self, result: Result) -> None:
         """Count a result of one case, and show it if it is unexpected."""
@@ -56,7 +56,7 @@ class View:
             self.finding(f"{result.outcome} {result.id}{oracles}: {why}")
         self.bar.update(self.task, advance=1, failed=self.failed)
         if self.done % max(self.planned // 10, 1) == 0:
-            self._line(f"{self.done}/{self.planned} {self.noun}, {self.failed} failed")
+            self._line(f"{self.done}/{counted(self.planned, self.noun)}, {self.failed} failed")
 
     def at(self, done: int, planned: int | None, failed: int, text: str) -> None:
         """Show the progress of drawn programs, with `text` as a line every few seconds."""

@@ -27,7 +27,7 @@ from conformance.run.session import Session, usual
 from conformance.run.session import main as run_command
 from conformance.sources.accuracy.running import AGAIN, Job, MeasuredCases, MeasuredPool, expectations_file
 from conformance.sources.upstream import tasks
-from conformance.sources.upstream.table import LOADING, TESTS, DeviceTest, TestFile, files_of
+from conformance.sources.upstream.table import LOADING, MAKES_TESTS, TESTS, DeviceTest, TestFile, files_of
 
 FLAGS = ("target", "tests", "op", "dtype", *AGAIN, "minutes", *options.LIMITS, "strict", "check-scripts",
          "reports", *options.DECLARED, *options.PLACE)  # fmt: skip
@@ -109,7 +109,7 @@ class Upstream(MeasuredCases):
         test for the device, or none with a name of `--op`."""
         every = pool.list_tests(self.tests)
         if not every:
-            raise UsageError("these files make no test for the device: they name other devices (`only_for`)")
+            raise UsageError(f"--tests makes no test for the device: {why_none(self.tests)}")
         names = {case.op for case in every}
         loaded = all(case.variant == TESTS for case in every)
         for pattern in self.patterns if loaded else ():
@@ -164,6 +164,15 @@ def judged(run: Run, planned: int) -> str:
     ]  # fmt: skip
     share = 100 * len(tests) / planned if planned else 0.0
     return f"{planned} tests of PyTorch: {', '.join(words)}; {share:.1f} % judged"
+
+
+def why_none(files: Sequence[TestFile]) -> str:
+    """Return why files that can be loaded make no test for a device."""
+    without = [Path(file.path).name for file in files if not file.makes_tests]
+    if not without:
+        return "the files name other devices (`only_for`), or have no test"
+    there = "" if len(without) == len(files) else "; the other files name other devices (`only_for`)"
+    return f"there are no device-type tests in {', '.join(without)} (no {MAKES_TESTS[:-1]}){there}"
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

@@ -37,6 +37,11 @@ class TestFile:
         return Path(self.path).stem
 
     @property
+    def makes_tests(self) -> bool:
+        """Whether the file makes tests for devices, under the usual name or under another."""
+        return MAKES_TESTS[:-1] in Path(self.path).read_text(errors="replace")
+
+    @property
     def digest(self) -> str:
         """A hash of the file's content."""
         return hashlib.sha256(Path(self.path).read_bytes()).hexdigest()[:12]

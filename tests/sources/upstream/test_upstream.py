@@ -17,7 +17,7 @@ from conformance.record.missing_ops import DECLARED
 from conformance.record.names import UPSTREAM
 from conformance.record.result import SHOWS, Outcome, Result, Run
 from conformance.sources.upstream import tasks
-from conformance.sources.upstream.__main__ import _dtypes_of, judged, main
+from conformance.sources.upstream.__main__ import _dtypes_of, judged, main, why_none
 from conformance.sources.upstream.table import TESTS, DeviceTest, TestFile, files_of, test_of
 from conformance.standalone.device_tests import FAILED, PASSED, SKIPPED, run_device_test, without_device_name
 from conformance.standalone.torch_compat import device_type_tests
@@ -291,6 +291,24 @@ class TestCommand:
         }  # fmt: skip
         out = capsys.readouterr().out
         assert "4 tests of PyTorch: 2 passed, 2 failed" in out and "0 not run; 100.0 % judged" in out
+
+    def test_files_without_tests_for_the_device(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """One sentence says which file makes no device-type tests, or that the files are for other devices."""
+        plain, other = tmp_path / "notest.py", tmp_path / "test_other.py"
+        plain.write_text("import unittest\nclass TestPlain(unittest.TestCase):\n    def test_one(self): pass\n")
+        other.write_text(
+            "from torch.testing._internal.common_device_type import instantiate_device_type_tests as make\n"
+            "from torch.testing._internal.common_utils import TestCase\n"
+            "class TestOther(TestCase):\n    def test_add(self, device): pass\n"
+            "make(TestOther, globals(), only_for='cuda')\n"
+        )
+        assert main(words(tmp_path, "cpu", plain)) == 2
+        said = capsys.readouterr().err
+        assert "there are no device-type tests in notest.py (no instantiate_device_type_tests)" in said
+        assert "other devices" not in said and said.count("\n") == 1
+        for files, also in (([other], False), ([plain, other], True)):
+            assert ("notest.py" in why_none(files_of(files))) is also
+            assert "name other devices (`only_for`)" in why_none(files_of(files))
 
     def test_a_stopped_run_does_not_count_as_judged(self) -> None:
         """A signal and a failure that stop a run leave no shortfall; a stale entry of a profile is no test."""
