@@ -22,7 +22,7 @@ from conformance.record import result as model
 from conformance.record import simple_values
 from conformance.record.errors import ReportError, UserError
 from conformance.record.files import read
-from conformance.record.finding import cause_text, with_signal_number
+from conformance.record.finding import Signature, cause_text, shown_by, with_signal_number
 from conformance.record.names import nearest, without_features
 from conformance.record.result import Failure
 from conformance.record.sentences import sentence
@@ -51,7 +51,8 @@ LONGEST = 1_500
 @dataclass(frozen=True)
 class Issue:
     """The content of an issue: title, the target as its user writes it, the script, the answers of both sides, the
-    target's spec as loaded, and the mark of the script (`result.mark_of`)."""
+    target's spec as loaded, the mark of the script (`result.mark_of`), the operator, and the property that is wrong
+    (`finding.PROPERTIES`)."""
 
     title: str
     target: str
@@ -59,6 +60,8 @@ class Issue:
     answers: Sequence[Answer]
     loaded: str
     mark: str
+    operator: str = ""
+    wrong: str = ""
 
 
 class Answer(NamedTuple):
@@ -105,12 +108,15 @@ def of_program(path: Path) -> Issue:
     """A finding of the fuzzer, with the script next to its file. Raises ReportError."""
     data = read(path)
     try:
-        answers = [answer_of(simple_values.load(Failure, mismatch)) for mismatch in data["mismatches"]]
+        failures = [simple_values.load(Failure, mismatch) for mismatch in data["mismatches"]]
+        answers = [answer_of(failure) for failure in failures]
         loaded, steps = str(data.get("target") or ""), data["program"]["steps"]
         target, kind = str(data.get("identity") or without_features(loaded)), str(data["kind"])
         named = cause_text(data["kind"], data.get("property", ""), data.get("op", "")) or data["signature"]
         headline = f"{answers[0].said} ({named})" if answers else named
         title, died = f"{target or 'a device'}: {headline}", f"a program of {model.counted(len(steps), 'step')}"
+        operator = str(data.get("op") or Signature.read(data["signature"], kind).op)
+        wrong = str(data.get("property") or (shown_by(failures[0]) if failures else kind.lower()))
         if not answers:
             ended = str(data.get("said") or "") or ENDED.get(kind, f"ends as {kind}")
             answers = [Answer(f"{kind.lower()} in {died}", "runs to its end", with_signal_number(ended))]
@@ -122,7 +128,7 @@ def of_program(path: Path) -> Issue:
     except (OSError, UnicodeDecodeError) as error:
         raise ReportError(f"{script} cannot be read ({error}).") from None
     mark = model.mark_of(str(data.get("alone") or ""))
-    return Issue(title, target or "target", text, answers, loaded, mark)
+    return Issue(title, target or "target", text, answers, loaded, mark, operator, wrong)
 
 
 def of_case(name: str, path: Path) -> Issue:
@@ -137,7 +143,8 @@ def of_case(name: str, path: Path) -> Issue:
     title = f"{target}: {failures[0].call or name}: {sentence(failures[0])} ({name})"
     scripted = failed[name].scripted
     text = scripted.script if scripted else ""
-    return Issue(title, target, text, [*map(answer_of, failures)], run.target, failed[name].script_mark)
+    answers, mark = [*map(answer_of, failures)], failed[name].script_mark
+    return Issue(title, target, text, answers, run.target, mark, failed[name].op, shown_by(failures[0]))
 
 
 def with_backend(facts: str, spec: str) -> str:

@@ -10,7 +10,6 @@ compiler, the versions, and a search for earlier reports. `find_faults` names wh
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from collections.abc import Mapping
@@ -36,7 +35,7 @@ ABLATION = ("eager", "aot_eager", "inductor")
 FLOAT64 = "eager in float64"
 
 MEASURED = Path("docs/upstream/pytorch/measured.json")
-"""What the scripts of docs/findings/ print under other backends and in float64 (`scripts/packets.py`)."""
+"""What the scripts of docs/findings/ of a checkout print under other backends and in float64 (`scripts/packets.py`)."""
 
 WORDS = {
     "value": "wrong result",
@@ -48,6 +47,9 @@ WORDS = {
     "error": "error",
 }
 """Words that reports of each kind of bug have, for a search."""
+
+MOST_ERROR_WORDS = 8
+"""Words of an error's text in a search: a longer one has names and numbers that no other report has."""
 
 RANDOM = re.compile(r"\brand(n|int|perm)?(_like)?\(|dropout|bernoulli|multinomial|\.(uniform|normal|exponential)_")
 INDICES = re.compile(r"\barg(max|min|sort)\b|\b(max|min|median|mode|topk|sort)\([^)]*\)(\.indices|\[1\])")
@@ -139,6 +141,18 @@ def of_finding(path: Path, measured: Mapping[str, Any]) -> Packet:
         raise ReportError(f"{path} is no finding ({error}); give a file of docs/findings/.") from None
 
 
+def search_words(source: issue.Issue, layer: str) -> tuple[str, ...]:
+    """Return the words to search earlier reports of a finding of a run with: its operator, a compiler's layer, and the
+    text of its error or the words for what is wrong."""
+    if source.wrong in ("error", "not implemented"):
+        lines = source.answers[0].target.splitlines() if source.answers else []
+        said = " ".join("".join(lines[:1]).split()[:MOST_ERROR_WORDS])
+    else:
+        said = WORDS.get({"timeout": "hang"}.get(source.wrong, source.wrong), source.wrong)
+    compiler = layer if layer in COMPILED else ""
+    return tuple(filter(None, (source.operator.removeprefix("aten::"), compiler, said)))
+
+
 def of_result(finding: str, run: Path) -> Packet:
     """Return the packet of a finding of a run: a JSON file that the fuzzer saved, or the id of a case in `run`. Raises
     ReportError."""
@@ -150,10 +164,11 @@ def of_result(finding: str, run: Path) -> Packet:
     code = own_part(source.script)
     environment = issue.environment()
     version = re.search(r"PyTorch version: (\S+)", environment)
+    layer = "torch.compile" if "torch.compile" in code else source.target
     return Packet(
         source.title,
         "value" if "value" in source.title else "",
-        "torch.compile" if "torch.compile" in code else source.target,
+        layer,
         code,
         f"torch CPU: {first.cpu}\n{source.target}: {first.target}",
         first.said,
@@ -161,6 +176,7 @@ def of_result(finding: str, run: Path) -> Packet:
         first.target,
         {name: str(elsewhere[name]) for name in ABLATION if name in elsewhere},
         versions=(f"torch {version[1]}",) if version else (),
+        words=search_words(source, layer),
         environment=environment,
     )
 
@@ -168,8 +184,8 @@ def of_result(finding: str, run: Path) -> Packet:
 def fill_form(finding: str, run: Path = issue.RUN) -> tuple[str, list[str]]:
     """Return the issue of a finding in Markdown, and what it lacks. Raises ReportError."""
     if finding.endswith(".toml"):
-        measured = json.loads(MEASURED.read_text(encoding="utf-8")) if MEASURED.exists() else {}
-        packet = of_finding(Path(finding), measured)
+        beside = Path(finding).resolve().parent.parent / MEASURED.relative_to("docs")  # of the finding's checkout
+        packet = of_finding(Path(finding), read(beside) if beside.exists() else {})
     else:
         packet = of_result(finding, run)
     text, home = render(packet), str(Path.home())

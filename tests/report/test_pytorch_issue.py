@@ -10,7 +10,16 @@ import pytest
 
 from conformance.report import issue
 from conformance.report.__main__ import main
-from conformance.report.pytorch_issue import ABLATION, FLOAT64, Packet, find_faults, of_finding, render
+from conformance.report.pytorch_issue import (
+    ABLATION,
+    FLOAT64,
+    MEASURED,
+    Packet,
+    find_faults,
+    of_finding,
+    render,
+    search_words,
+)
 from scripts.pages import ROOT
 
 WHOLE = Packet(
@@ -62,6 +71,31 @@ class TestForm:
         assert "```python\nimport torch" in text and "`aot_eager`:\n\n```\nx\n```" in text and "```\n64\n```" in text
         assert "Seen with torch 2.13.0" in text and "Search for earlier reports: `" in text
 
+    def test_outside_the_checkout(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """What was measured is found beside the finding, in whatever folder the command runs."""
+        monkeypatch.chdir(tmp_path)
+        measured = json.loads((ROOT / MEASURED).read_text())
+        name = next(name for name, facts in measured.items() if facts.keys() >= {*ABLATION})
+        main(["--form", "pytorch-issue", str(ROOT / "docs/findings" / f"{name}.toml")])
+        said = capsys.readouterr()
+        assert "`aot_eager`:" in said.out and "the ablation lacks" not in said.err
+
+    @pytest.mark.parametrize(
+        ("wrong", "text", "layer", "words"),
+        [
+            ("value", "2.0", "Inductor", ("add_", "Inductor", "wrong result")),
+            ("timeout", "no answer", "toy", ("add_", "hangs")),
+            ("memory", "", "toy", ("add_", "memory")),
+            ("error", "IndexError: a b c d e f g h 7\nmore", "toy", ("add_", "IndexError: a b c d e f g")),
+        ],
+    )
+    def test_words_of_a_search(self, wrong: str, text: str, layer: str, words: tuple[str, ...]) -> None:
+        """A finding of a run is searched for by its operator, and by its error or what is wrong."""
+        found = issue.Issue("", "toy", "", [issue.Answer("", "", text)], "toy", "", "aten::add_", wrong)
+        assert search_words(found, layer) == words
+
     def test_of_a_saved_finding(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -75,6 +109,7 @@ class TestForm:
         assert main(["--form", "pytorch-issue", str(path)]) == 1
         said = capsys.readouterr()
         assert "Seen with torch 2.15.0" in said.out and "PyTorch version: 2.15.0" in said.out
+        assert "Search for earlier reports: `add_ torch.compile wrong result`. Not searched yet." in said.out
         assert "conformance report: the ablation lacks eager, inductor" in said.err
         assert "conformance report: no earlier report was searched for" in said.err
 
