@@ -61,8 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         "a finding's JSON under reports/failures/, or a case's id; for the others result "
                         "files")  # fmt: skip
     former.add_argument("--artifact-url", default="", metavar="URL", help="relay: where the whole results are")
-    former.add_argument("-o", "--output", type=Path, metavar="DIR", help="allure: where to write (default: "
-                        "allure-results)")  # fmt: skip
+    former.add_argument("-o", "--output", type=Path, metavar="PATH", help="where to write: a folder for "
+                        "allure (default: allure-results), and for the others a file (default: print)")  # fmt: skip
     former.add_argument("--run", type=Path, default=issue.RUN, metavar="FILE", help=f"where the case failed (default: "
                         f"{issue.RUN})")  # fmt: skip
     accepter = commands.add_parser(
@@ -133,7 +133,7 @@ def _form(options: argparse.Namespace) -> int:
     if options.name != pytorch_issue.FORM:
         runs = [model.load(path) for path in options.what]
         if options.name == services.RELAY:
-            print(services.relay(runs, options.artifact_url), end="")
+            _put(services.relay(runs, options.artifact_url), options.output)
         else:
             folder = options.output or Path("allure-results")
             print(f"{folder}: {services.write_allure(runs, folder)} files")
@@ -141,10 +141,17 @@ def _form(options: argparse.Namespace) -> int:
     if len(options.what) > 1:
         raise ReportError(f"{pytorch_issue.FORM} is about one finding, and {len(options.what)} are named.")
     text, lacks = pytorch_issue.fill_form(options.what[0], options.run)
-    print(text, end="")
+    _put(text, options.output)
     for fault in lacks:
         print(f"conformance report: {escape_control_characters(fault)}", file=sys.stderr)
     return int(bool(lacks))
+
+
+def _put(text: str, file: Path | None) -> None:
+    """Write a text into a file and print its name, or print the text without one. Raises ReportError."""
+    if file is not None:
+        write_atomic(file, text)
+    print(text if file is None else file, end="" if file is None else "\n")
 
 
 def _summary(options: argparse.Namespace) -> int:

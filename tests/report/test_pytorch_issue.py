@@ -106,6 +106,9 @@ class TestForm:
         path = tmp_path / "one.json"
         path.write_text(json.dumps({**data, "program": {"steps": []}, "elsewhere": {"aot_eager": "not shown"}}))
         path.with_suffix(".py").write_text("import torch\nprint(torch.compile(f)(x))\n")
+        assert main(["--form", "pytorch-issue", str(path), "-o", str(tmp_path / "one.md")]) == 1
+        assert "Seen with torch 2.15.0" in (tmp_path / "one.md").read_text()
+        assert capsys.readouterr().out == f"{tmp_path / 'one.md'}\n"
         assert main(["--form", "pytorch-issue", str(path)]) == 1
         said = capsys.readouterr()
         assert "Seen with torch 2.15.0" in said.out and "PyTorch version: 2.15.0" in said.out

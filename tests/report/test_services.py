@@ -115,6 +115,16 @@ class TestCommand:
         assert command.main(["--form", "relay", file, "--artifact-url", "https://example.org/a"]) == 0
         validate("relay", json.loads(capsys.readouterr().out))
 
+    def test_relay_into_a_file(self, file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """The file has what would be printed; a place that cannot be written is one sentence, and nothing is left."""
+        assert command.main(["--form", "relay", file]) == 0
+        printed = capsys.readouterr().out
+        assert command.main(["--form", "relay", file, "-o", "new/relay.json"]) == 0
+        assert (tmp_path / "new/relay.json").read_text() == printed and capsys.readouterr().out == "new/relay.json\n"
+        assert command.main(["--form", "relay", file, "-o", "new"]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+        assert {path.name for path in tmp_path.iterdir()} == {file, "new"}
+
     def test_allure(self, file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert command.main(["--form", "allure", file, "-o", "there"]) == 0
         assert len([*(tmp_path / "there").glob("*-result.json")]) == len(each_outcome().results)
