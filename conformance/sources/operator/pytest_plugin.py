@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 MARKER, FIXTURE = "operator", "operator_check"
+
+RAN = pytest.StashKey[bool]()
+"""Whether the body of a test came to its end, without an error and without a skip."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -42,6 +45,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         pytest.fail(f"{metafunc.definition.name}: {error}", pytrace=False)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Fail a test with the marker that does not take the fixture: nothing would judge the operator."""
+    if item.get_closest_marker(MARKER) is not None and FIXTURE not in getattr(item, "fixturenames", ()):
+        text = f"{item.name} has the marker {MARKER} and judges nothing: write def {item.name}({FIXTURE}), and call it"
+        pytest.fail(text, pytrace=False)
+
+
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    """Note a body that came to its end."""
+    item.stash[RAN] = item.stash.get(RAN, False) or (call.when == "call" and call.excinfo is None)
+
+
 def _request(mark: pytest.Mark) -> Any:
     from conformance.sources.operator.examine import CheckRequest
 
@@ -57,13 +72,16 @@ def _judging(test: Callable[..., Any]) -> Any:
 
 
 @pytest.fixture
-def operator_check(request: pytest.FixtureRequest) -> Callable[[], None]:
+def operator_check(request: pytest.FixtureRequest) -> Iterator[Callable[[], None]]:
     """A function that fails with the minimized script if the check finds a difference, and skips with the reason if it
     could not be judged. It fails if no check of the marker compared anything. A check that compared fewer inputs than
-    planned, because the time was over, gives a warning, and with `strict=True` in the marker it fails."""
-    name = request.param
+    planned, because the time was over, gives a warning, and with `strict=True` in the marker it fails. A test that does
+    not call the function fails."""
+    name, called = request.param, False
 
     def run() -> None:
+        nonlocal called
+        called = True
         from conformance.record.errors import UserError
         from conformance.sources.operator.examine import unfinished
         from conformance.sources.operator.finding import minimized
@@ -86,4 +104,7 @@ def operator_check(request: pytest.FixtureRequest) -> Callable[[], None]:
         if said:
             warnings.warn(said, stacklevel=2)
 
-    return run
+    yield run
+    if request.node.stash.get(RAN, False) and not called:
+        text = f"{request.node.name} takes {FIXTURE} and never calls it, so nothing is judged: write {FIXTURE}()"
+        pytest.fail(text, pytrace=False)

@@ -103,3 +103,53 @@ def test_a_wrong_marker(pytester):
     assert "test_mine needs a marker with one callable" in out
     assert "test_right: unknown check 'gradchek'; did you mean gradcheck" in out
     assert "pytest_plugin.py" not in out  # one sentence, without the way to it
+
+
+UNJUDGED = """
+import pytest, torch, unittest
+
+MARK = pytest.mark.operator(torch.exp, like=torch.exp, checks=["accuracy"])
+
+@MARK
+def test_without():
+    pass
+
+@MARK
+def test_uncalled(operator_check):
+    pass
+
+@MARK
+def test_skipped(operator_check):
+    pytest.skip("not here")
+
+@MARK
+def test_failed(operator_check):
+    assert False, "before the call"
+
+@pytest.fixture
+def judged(operator_check):
+    yield
+    operator_check()
+
+@MARK
+def test_at_teardown(judged):
+    pass
+
+class TestOfUnittest(unittest.TestCase):
+    @MARK
+    def test_method(self):
+        pass
+"""
+
+
+def test_a_marker_that_judges_nothing_fails(pytester):
+    """Regression test: a test that did not take the fixture, or did not call it, passed. A test that is skipped or
+    fails before the call says so already."""
+    out = outcome(pytester, test_mine=UNJUDGED)
+    for name in ("test_without", "test_method"):
+        assert (
+            f"{name} has the marker operator and judges nothing: write def {name}(operator_check), and call it" in out
+        )
+    assert "test_uncalled[accuracy] takes operator_check and never calls it, so nothing is judged" in out
+    assert out.count("never calls it") == out.count("test_uncalled[accuracy] takes")
+    assert "1 failed, 2 passed, 1 skipped, 3 errors" in out and "pytest_plugin.py" not in out
