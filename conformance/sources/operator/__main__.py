@@ -46,7 +46,8 @@ class Operators(MeasuredCases):
     def cases(self, args: argparse.Namespace) -> tuple[list[OperatorCase], list[str]]:
         """See `MeasuredCases.cases`."""
         exclude, batch = dict(map(_pair, args.exclude)), dict(map(_dimension, args.batch))
-        names = with_fatal(options.chosen(args.checks or usual(batch, args.forbid), CHECKS, "check"))
+        asked = options.chosen(args.checks or usual(batch, args.forbid), CHECKS, "check")
+        names = with_fatal(asked)
         options.chosen(exclude or ["all"], (*CHECKS, *TIERS), "check")
         if bool(args.like) == bool(args.reference):
             raise UsageError("give either --like NAME, or --reference MODULE:NAME with --inputs FILE.toml")
@@ -62,7 +63,7 @@ class Operators(MeasuredCases):
             args.reference or "",
             _description(args.inputs) if args.inputs else "",
             tuple(args.dtype) if args.dtype else None,
-            tuple(names),
+            tuple(asked),
             tuple(exclude.items()),
             tuple(batch.items()),
             args.limit or CheckTask.seconds,

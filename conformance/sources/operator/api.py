@@ -109,7 +109,7 @@ def check(
     late = unfinished(result, request)
     if late and strict:
         raise WrongOperator(late, result)
-    if empty := nothing_compared(result):
+    if empty := nothing_compared(result, request):
         raise UsageError(empty)
     if late:
         warnings.warn(late, stacklevel=2)

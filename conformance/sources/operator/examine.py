@@ -151,8 +151,7 @@ class CheckRequest:
     def chosen(self) -> list[str]:
         """Return the names of the checks that run. Raises UsageError for an unknown name, and for an exclusion without
         a reason."""
-        named = [self.checks] if isinstance(self.checks, str) else [*(self.checks or ())]
-        names = [*CHECKS] if named == ["all"] else named or usual(self.batch, self.forbid)
+        names = self.asked()
         for name in map(str, (*names, *self.exclude)):
             if name not in CHECKS and not (name in TIERS and name in self.exclude):
                 known = nearest(name, CHECKS) or f"; choose from {', '.join(CHECKS)}"
@@ -161,6 +160,12 @@ class CheckRequest:
             if not isinstance(reason, str) or not reason.strip():
                 raise UsageError(f"the check {name!r} is excluded without a reason: exclude={{{name!r}: 'why'}}")
         return with_fatal(names)
+
+    def asked(self) -> list[str]:
+        """Return the names of the checks that the user names, or the usual ones: those that run without what
+        `with_fatal` adds."""
+        named = [self.checks] if isinstance(self.checks, str) else [*(self.checks or ())]
+        return [*CHECKS] if named == ["all"] else named or usual(self.batch, self.forbid)
 
 
 def is_limit(value: Any) -> bool:
@@ -358,10 +363,16 @@ class Judging:
 
     def verdict(self, check: str) -> CheckVerdict:
         """Return the verdict of a check. It has a reason if it was not judged. If its calls ended the process, and no
-        other check says so, that is its finding."""
+        other check says so, that is its finding. A check that the user did not name is no pass if those that he named
+        compared nothing."""
+        result = self._verdict(check)
+        counts = check in self.request.asked() or not result.compared
+        return result if counts or not (empty := self.nothing_compared()) else CheckVerdict(check, reason=empty)
+
+    def _verdict(self, check: str) -> CheckVerdict:
         procedure = CHECKS[check].procedure
         if procedure not in self.known:
-            wanted = [name for name in self.request.chosen() if CHECKS[name].procedure == procedure]
+            wanted = [name for name in self.request.asked() if CHECKS[name].procedure == procedure]
             results = verdicts(self.trial, replace(self.request, checks=wanted), self.budget)
             self.known[procedure] = {result.check: result for result in results}
         known = self.known[procedure]
@@ -379,10 +390,10 @@ class Judging:
         needs to know."""
         results = []
         for check in self.request.chosen():
-            results.append(self.verdict(check))
-            if not nothing_compared(results):
+            results.append(self._verdict(check))
+            if not nothing_compared(results, self.request):
                 return ""
-        return nothing_compared(results)
+        return nothing_compared(results, self.request)
 
 
 def calls_of(trial: Examination, name: str) -> list[DrawnCall]:
@@ -475,11 +486,11 @@ def _outcome(check: str, reasons: Sequence[str]) -> CheckVerdict:
     return replace(verdict, refused=len(refusals), refusal=reason) if compared else verdict
 
 
-def nothing_compared(results: Iterable[CheckVerdict]) -> str:
+def nothing_compared(results: Iterable[CheckVerdict], request: CheckRequest) -> str:
     """Return the sentence about an operator of which no call was compared or differs, with the first reason; "" if
-    one was."""
-    results = [*results]
-    if any(result.compared or result.finding for result in results):
+    one was. That a call ended says nothing about the checks that the user names."""
+    results, asked = [*results], request.asked()
+    if any(result.finding or (result.compared and result.check in asked) for result in results):
         return ""
     reasons = dict.fromkeys(f"{result.check}: {result.reason}" for result in results if result.check not in FATAL)
     return f"nothing was compared, so nothing is known of the operator ({next(iter(reasons), 'no check ran')})"

@@ -153,6 +153,13 @@ class TestNothingCompared:
             conformance.check(**CORRECT["pointwise"], **changes)
         assert reason in str(error.value)
 
+    def test_calls_that_ended_are_no_verdict_on_values(self):
+        """Regression test: the calls of `crash`, which nobody named, counted as compared."""
+        request = {"reference": lambda x: x * 2, "inputs": {"x": "float32[n]", "sizes": {"n": "1..9"}}}
+        request |= {"checks": ["values"], "exclude": {"dtype": "for accumulation"}}
+        with pytest.raises(UsageError, match=r"nothing was compared.*\(values: the dtype differs, which is excluded"):
+            conformance.check(lambda x: x.double() * 2, **request)
+
     def test_an_exit_code_of_0_is_a_crash(self):
         """An operator that ends its process before the first comparison did pass formerly."""
         with pytest.raises(AssertionError, match="crash: the process: expected an answer, got ended its process with"):

@@ -56,6 +56,25 @@ def test_a_lie_fails_the_run(tmp_path, capfd):
     assert "halves" in page and "differs from the reference" in page
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--checks", "empty"), "no call shows it"),
+        (("--checks", "values", "--exclude", "dtype=for accumulation"), "the dtype differs, which is excluded"),
+    ],
+)
+def test_named_checks_that_compare_nothing(tmp_path, capfd, words, said):
+    """Exit code 2. Regression test: that no call crashed, hung or took all memory counted as three passed checks."""
+    inputs = tmp_path / "inputs.toml"
+    inputs.write_text('x = "float32[n]"\nsizes = {n = "1..9"}\n')
+    request = [f"{__name__}:doubles_widely", "--reference", f"{__name__}:doubles", "--inputs", str(inputs)]
+    assert main([*request, *words, "--reports", str(tmp_path)]) == 2
+    out = capfd.readouterr()
+    assert said in " ".join(out.out.split()) and "\n0 passed, 0 failed, 4 skipped" in out.out
+    assert out.err == "conformance operator: nothing was measured in 4 cases\n"
+    assert main([*request, "--checks", "crash", "--reports", str(tmp_path)]) == 0, "that is what he asks"
+
+
 def ends(x):
     """Ends the process as if all were well, after some calls."""
     CALLS.append(x)
@@ -64,6 +83,10 @@ def ends(x):
 
 def doubles(x):
     return x * 2
+
+
+def doubles_widely(x):
+    return x.double() * 2
 
 
 CALLS: list[object] = []

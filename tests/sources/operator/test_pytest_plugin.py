@@ -59,7 +59,7 @@ LATE = """
 import pytest, torch
 from tests.planted.kernels import right_silu
 
-@pytest.mark.operator(right_silu, like=torch.nn.functional.silu, checks=["blocks"], budget=1e-9)
+@pytest.mark.operator(right_silu, like=torch.nn.functional.silu, checks=["values", "blocks"], budget=1e-9)
 def test_late(operator_check):
     operator_check()
 
@@ -77,6 +77,10 @@ INPUTS = {"x": "float32[n]", "sizes": {"n": "1..9"}}
 def test_raises(operator_check):
     operator_check()
 
+@pytest.mark.operator(torch.neg, reference=torch.neg, inputs=INPUTS, checks=["empty"])
+def test_none(operator_check):
+    operator_check()
+
 @pytest.mark.operator(lambda x: x.numpy(), reference=torch.neg, inputs=INPUTS, checks=["values"])
 def test_numpy(operator_check):
     operator_check()
@@ -92,6 +96,7 @@ def test_a_check_without_time(pytester):
     assert "inputs of blocks (budget=1e-09); --strict makes this a failure." in out
     assert "FAILED test_mine.py::test_empty[gradcheck]" in out and "nothing was compared" in out
     assert "FAILED test_mine.py::test_raises[values] - Failed: the reference raises" in out
+    assert all(f"FAILED test_mine.py::test_none[{check}]" in out for check in ("empty", "crash", "hang", "memory"))
     assert "FAILED test_mine.py::test_numpy[values]" in out and "PASSED test_mine.py::test_numpy[crash]" in out
     assert "result should be a Tensor and is a numpy.ndarray" in out and "Traceback" not in out
 
