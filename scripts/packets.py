@@ -1,6 +1,6 @@
 """Generate the issues of docs/upstream/NAME/ from docs/findings/ and docs/backends/: one for each unreported bug.
 
-    python -m scripts.packets                     write the issues, and their lists, index.csv
+    python -m scripts.packets                     write the issues, lists, and their part of docs/findings.md
     python -m scripts.packets --measure [NAME]    run the scripts under other backends and in float64, then write
     python -m scripts.packets --check             exit code 1 when a file is stale
 
@@ -17,6 +17,7 @@ import contextlib
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,13 @@ from conformance.report.pytorch_issue import ABLATION, COMPILED, FLOAT64, MEASUR
 from conformance.run.script_process import Forks, run_alone
 from scripts import backend_packets, findings
 from scripts.findings import Finding
-from scripts.pages import ROOT, csv_text, write
+from scripts.pages import ROOT, PageError, Part, csv_text, write
 
 FOLDER = Path("docs/upstream")
 PYTORCH = "pytorch"
+PART = Part("docs/findings.md", "packets")
+BY_A_PERSON = {"no earlier report was searched for": "a search for earlier reports, which a person must do first"}
+"""What no script can add to an issue, in the words of the page."""
 LONGEST = 300.0
 """Time limit of a script in seconds. With a cold cache, Inductor compiles for a minute."""
 
@@ -101,6 +105,20 @@ def issue_texts(every: Sequence[Finding], root: Path) -> dict[Path, str]:
     return result | backend_texts(root)
 
 
+def ready(chosen: Sequence[Packet]) -> str:
+    """Return the sentences about PyTorch's issues: how many pass the checks of the form, and what the others lack."""
+    lacking = [faults for packet in chosen if (faults := packets.find_faults(packet))]
+    counts = Counter(BY_A_PERSON.get(fault, fault) for faults in lacking for fault in faults)
+    said = "".join(f"; {count} lack {what}" if what in BY_A_PERSON.values() else f"; {count}: {what}"
+                   for what, count in counts.most_common())  # fmt: skip
+    number, passing = len(chosen), len(chosen) - len(lacking)
+    return (
+        f"`{FOLDER}/{PYTORCH}/` has {number} of the findings below, which no issue reports, in PyTorch's form, the "
+        f"worst first (`index.csv`). {passing} of {number} {'passes' if passing == 1 else 'pass'} the checker of the "
+        f"form{said}."
+    )
+
+
 def backend_texts(root: Path) -> dict[Path, str]:
     """Return the text of each issue of a published backend, and of their lists, by its path."""
     result: dict[Path, str] = {}
@@ -141,17 +159,19 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
         if options.measure is not None:
             _measure_all([*unreported(every)], options.measure, root)
         wanted = issue_texts(every, root)
+        said = ready([packet for _, packet in in_order(every, root).get(PYTORCH, [])])
         if options.check:
             for path in stale(wanted, root):
                 print(f"{path} is stale; run python -m scripts.packets", file=sys.stderr)
-            return int(bool(stale(wanted, root)))
+            return PART.renew(said, check=True, root=root) or int(bool(stale(wanted, root)))
         for path in stale(wanted, root):
             if path in wanted:
                 (root / path).parent.mkdir(parents=True, exist_ok=True)
                 write(root / path, wanted[path])
             else:
                 (root / path).unlink()
-    except (OSError, findings.FindingsError) as error:
+        PART.renew(said, root=root)
+    except (OSError, PageError, findings.FindingsError) as error:
         print(f"packets: {error}", file=sys.stderr)
         return 2
     return 0

@@ -9,12 +9,13 @@ import json
 import re
 import shutil
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from conformance.record.repro import KINDS
-from conformance.report.pytorch_issue import ABLATION, FLOAT64, MEASURED
+from conformance.report.pytorch_issue import ABLATION, FLOAT64, MEASURED, Packet
 from conformance.run.script_process import Forks
 from scripts import backend_packets, findings, packets
 from scripts.pages import ROOT
@@ -47,6 +48,8 @@ class TestFiles:
         """The check names a changed file and one whose finding was reported; writing repairs both."""
         for folder in (findings.FOLDER, packets.FOLDER, backend_packets.FOLDER):
             shutil.copytree(ROOT / folder, tmp_path / folder)
+        page = tmp_path / packets.PART.page
+        shutil.copy(ROOT / packets.PART.page, page)
         assert packets.main(["--check"], tmp_path) == 0
         issue = tmp_path / packets.FOLDER / "pytorch/zeta-large.md"
         issue.write_text("stale")
@@ -55,7 +58,25 @@ class TestFiles:
         file = tmp_path / findings.FOLDER / "zeta-large.toml"
         file.write_text(file.read_text().replace("layer =", 'issues = ["pytorch#1"]\nlayer =', 1))
         assert packets.main(["--check"], tmp_path) == 1
+        capsys.readouterr()
         assert packets.main([], tmp_path) == 0 and not issue.exists()
+        written = page.read_text()
+        assert f" of {len(table('pytorch')) - 1} " in written
+        page.write_text((ROOT / packets.PART.page).read_text())
+        assert packets.main(["--check"], tmp_path) == 1 and "docs/findings.md is stale" in capsys.readouterr().err
+
+    def test_the_page_says_how_many_can_be_filed(self) -> None:
+        """The number of the page is that of the list, and what the others lack is named."""
+        rows = table("pytorch")
+        whole = sum(not row["lacks"] for row in rows)
+        assert f"{whole} of {len(rows)} pass" in " ".join((ROOT / packets.PART.page).read_text().split())
+        packet = Packet("t", "error", "torch CPU", "x", "y", versions=("torch 2.15.0",), words=("t",), known="none")
+        assert packets.ready([packet]).endswith("1 of 1 passes the checker of the form.")
+        unsearched = replace(packet, known="")
+        assert packets.ready([packet, unsearched, replace(unsearched, code="")]).endswith(
+            "1 of 3 passes the checker of the form; 2 lack a search for earlier reports, which a person must do first; "
+            "1: there is no script."
+        )
 
 
 class TestBackends:
