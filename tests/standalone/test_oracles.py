@@ -136,6 +136,8 @@ class TestValues:
         assert seen_by([1, 2.0], [1, 2.0]) == []
         assert seen_by([1, 2.0], [2, 3.0]) == ["value", "value"]
         assert seen_by([1], [True]) == ["structure"]
+        for tensor in (torch.ones(3), torch.tensor(1)):  # regression test: the comparison of 1 with 3 elements raised
+            assert seen_by([1], [tensor]) == seen_by([tensor], [1]) == ["structure"]
 
     def test_the_detail_names_the_first_difference(self):
         """The detail has the number of differing elements and the index of the first."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from conformance.record.causes import causes_of
 from conformance.record.errors import UsageError
-from conformance.record.names import OPERATOR, TORCH_CPU
+from conformance.record.names import DTYPES, OPERATOR, TORCH_CPU
 from conformance.record.result import Outcome, Result, Run
 from conformance.record.sentences import headline
 from conformance.record.shortfall import Shortfall
@@ -53,6 +53,11 @@ class Operators(MeasuredCases):
             raise UsageError("give either --like NAME, or --reference MODULE:NAME with --inputs FILE.toml")
         if bool(args.reference) != bool(args.inputs):
             raise UsageError("--reference and --inputs belong together: give both")
+        if args.dtype and args.reference:
+            raise UsageError(
+                "--dtype chooses samples of op_db: give it with --like, and the dtypes of inputs in --inputs"
+            )
+        options.chosen(args.dtype or ["all"], DTYPES, "dtype")
         if args.device:
             from conformance.sources.operator.devices import spec_of  # needs torch, as the help does not
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 
 from conformance.record.errors import UsageError
-from conformance.record.names import LAYOUTS, nearest
+from conformance.record.names import DTYPES, LAYOUTS, nearest
 from conformance.sources.operator.inputs import (
     Description,
     described_sizes,
@@ -67,6 +67,9 @@ TOGETHER, LOW, HIGH = 6, 17, 130
 
 HALVES = ("float16", "bfloat16")
 """Dtypes of half precision; the first that an entry of op_db has is a usual one."""
+
+EVERY_DTYPE = "all"
+"""In place of names of dtypes: those that an entry of op_db has."""
 
 FEWER = 6
 """Samples of op_db in each of the other usual dtypes."""
@@ -183,6 +186,8 @@ def from_op_db(
     from conformance.sources.opinfo.sampling import samples
 
     plan, refused = CallPlan(refusal), ""
+    if dtypes is not None and [*dtypes] == [EVERY_DTYPE]:
+        dtypes = [name for name in DTYPES if getattr(torch, name, None) in entry.dtypes]
     for name in dtypes or usual_dtypes(entry):
         dtype, is_other = getattr(torch, name), dtypes is None and bool(plan.calls)
         if dtype not in entry.dtypes:

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 import torch
 
 from conformance.record.errors import UsageError, UserError
-from conformance.record.names import nearest
+from conformance.record.names import DTYPES, nearest
 from conformance.record.shortfall import FINDINGS, Shortfall, describe
 from conformance.run.messages import Death, ExitReason
 from conformance.sources.operator import inputs as descriptions
 from conformance.sources.operator.answers import UnknownAnswer
-from conformance.sources.operator.calls import NEGATIVE, DrawnCall, entry_of, from_description, from_op_db
+from conformance.sources.operator.calls import EVERY_DTYPE, NEGATIVE, DrawnCall, entry_of, from_description, from_op_db
 from conformance.sources.operator.checks import (
     EVERY,
     PROCEDURES,
@@ -132,11 +132,7 @@ class CheckRequest:
             ("device", self.device is None or isinstance(self.device, str), "name it, 'tiny' or 'cuda'"),
             ("seed", type(self.seed) is int and self.seed >= 0, "give a whole number, 0 or more"),
             ("forbid", is_list(self.forbid) and all(isinstance(one, str) for one in self.forbid), "name operators"),
-            (
-                "dtypes",
-                self.dtypes is None or (is_list(self.dtypes) and all(isinstance(one, str) for one in self.dtypes)),
-                "name them",
-            ),
+            ("dtypes", self.dtypes is None or is_list(self.dtypes), "name them, ['float32']"),
             ("rtol", is_limit(self.rtol) or self.rtol is None, "give a number, 0 or more"),
             ("atol", is_limit(self.atol) or self.atol is None, "give a number, 0 or more"),
             ("budget", is_limit(self.budget), "give seconds, 0 or more"),
@@ -147,6 +143,10 @@ class CheckRequest:
             if not holds:
                 value = getattr(self, name)
                 raise UsageError(f"{name}={reprlib.repr(value)} is a {type(value).__name__}: {form}")
+        for dtype in self.dtypes if self.dtypes is not None and [*self.dtypes] != [EVERY_DTYPE] else ():
+            if dtype not in DTYPES:
+                known = nearest(str(dtype).removeprefix("torch."), DTYPES) or "; write for example 'float32'"
+                raise UsageError(f"dtypes={reprlib.repr(self.dtypes)}: {dtype!r} is no name of a dtype{known}")
 
     def chosen(self) -> list[str]:
         """Return the names of the checks that run. Raises UsageError for an unknown name, and for an exclusion without
@@ -206,6 +206,10 @@ def examination(request: CheckRequest) -> Examination:
         raise UsageError("rtol= and atol= replace the tolerances together: give both or neither")
     if request.reference_on_device and not request.device:
         raise UsageError("reference_on_device= needs device=, for example device='cuda'")
+    if request.reference is not None and request.dtypes is not None:
+        raise UsageError(
+            "dtypes= chooses samples of op_db: give it with like= only, and the dtypes of inputs in inputs="
+        )
     device = prepared_device(request.device) if request.device else ""
     forbidden = tuple(map(dispatched_name, request.forbid))
     if request.like is not None:

@@ -249,7 +249,7 @@ class TestRequest:
             ({"exclude": ["vmap"]}, r"exclude=\['vmap'\] is a list: map each check to a reason"),
             ({"batch": ["x"]}, "is a list: map arguments to dimensions"),
             ({"dtypes": "float32"}, "dtypes='float32' is a str: name them"),
-            ({"dtypes": [torch.float32]}, "is a list: name them"),
+            ({"dtypes": [torch.float32]}, "torch.float32 is no name of a dtype; did you mean float32"),
             ({"checks": [3]}, "is a list: name them"),
             ({"checks": "valeus"}, "did you mean values"),
             (

@@ -155,6 +155,11 @@ def test_a_worker_counts_the_inputs_without_time(monkeypatch):
     ("words", "said"),
     [
         (["no_module:f", "--like", "abs"], "module 'no_module' cannot be imported"),
+        (["torch.abs", "--like", "abs", "--dtype", "floot32"], "unknown dtype 'floot32'; did you mean float32"),
+        (
+            ["torch.abs", "--reference", "torch.abs", "--inputs", "no.toml", "--dtype", "float32"],
+            "--dtype chooses samples of op_db: give it with --like",
+        ),
         (["torch.abs"], "give either --like NAME"),
         (["torch.abs", "--reference", "torch.abs"], "--reference and --inputs belong together"),
         (["torch.abs", "--like", "abs", "--checks", "valeus"], "did you mean values"),
