@@ -61,8 +61,12 @@ COMPILED_ORACLES = ANSWER | {SIGNIFICANT_STRIDE, "alias", "storage"}
 NO_FAKE_KERNEL = "the operator registers no fake kernel"
 
 NO_FAKE = re.compile(r"no fake impl registered|UnsupportedOperator|has no .*(meta|fake)|no fake kernel", re.IGNORECASE)
-NO_VMAP = re.compile(r"vmap|[Bb]atching rule|Tensor that doesn't have storage|storage of BatchedTensorImpl")
-"""Sentences of torch about a missing part of an operator. Any other error is a difference."""
+NO_VMAP = re.compile(
+    r"vmap|[Bb]atching rule|Tensor that doesn't have storage|storage of BatchedTensorImpl"
+    r"|output with shape \[.*\] doesn't match the broadcast shape"
+)
+"""Sentences of torch about a missing part of an operator. Any other error is a difference. The last one is about a
+batched value that is added to a tensor of the operator's own, which has no batch."""
 
 
 def compare_fake(call: CheckedCall) -> Iterator[Found]:

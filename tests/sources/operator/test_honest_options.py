@@ -42,6 +42,19 @@ def dropout_by_own_numbers(x, p=0.5):
     return x * keeps / (1 - p)
 
 
+def test_a_batched_value_added_to_a_tensor_of_its_own():
+    """vmap has no rule for it. Regression test: the check called such an operator wrong."""
+
+    def doubled(x):
+        total = torch.zeros(x.shape)
+        total += x
+        return total + x
+
+    found = judge(doubled, reference=lambda x: x * 2, inputs=SMALL, checks=["values", "vmap"])
+    assert found["values"].compared and not found["vmap"].finding
+    assert found["vmap"].reason.startswith("the operator has no rule for vmap: RuntimeError: output with shape [5, 9]")
+
+
 class TestTies:
     """`ties="any"`: an index of any of several equal elements."""
 
