@@ -433,7 +433,9 @@ def from_reference(
     left, swayed = list[Mismatch](), list[Observation]()
     for name in dict.fromkeys(one.where if one.where in small else "" for one in found):
         part = [one for one in found if (one.where if one.where in small else "") == name]
-        judge = functools.partial(arbitrate, part, want, got, truth, tolerance=small.get(name, call.tolerances))
+        judge = functools.partial(
+            arbitrate, part, want, got, truth, tolerance=small.get(name, call.tolerances), names=JUDGED
+        )
         rest = judge()
         if rest and (
             swayed := swayed or sway_reference(call, around, narrow or coarsest_dtype(call.inputs()), adds_in)
@@ -441,6 +443,10 @@ def from_reference(
             rest = judge(swayed=swayed)
         left += rest
     return left
+
+
+JUDGED = ("the reference", "the operator")
+"""Names of the two sides in the detail of a difference."""
 
 
 def scaled_tolerances(call: CheckedCall, want: Observation) -> dict[str, Tolerance]:

@@ -145,6 +145,7 @@ def arbitrate(
     tolerance: Tolerance | None = None,
     swayed: Sequence[Observation] = (),
     symmetric: bool = False,
+    names: tuple[str, str] = ("torch CPU", "the target"),
 ) -> list[Mismatch]:
     """Return the mismatches that remain after comparison with `truth`, a run in wider floating dtypes.
 
@@ -152,7 +153,8 @@ def arbitrate(
     mismatch is acquitted in one of two cases. First, each element of the target agrees with the truth or with CPU, by
     the rule and tolerances of `compare`, and its largest error does not exceed CPU's. Second, each element lies, within
     the tolerances, between the truth and the runs in `swayed`, whose intermediate rounded results were moved. If all
-    are acquitted, none remain. Otherwise all remain, and their details state both errors if CPU's is not 0.
+    are acquitted, none remain. Otherwise all remain, and their details state both errors if CPU's is not 0. `names` are
+    those of the two sides in a detail.
 
     If `symmetric`, neither side is the reference. Then a mismatch is acquitted if each side agrees with the truth or
     with the runs in `swayed`, or if both are about as far from the truth.
@@ -180,9 +182,9 @@ def arbitrate(
             acquitted = no_farther or lies_between(right, got, mismatch, swayed, tolerance)
         note = ""
         if errors[0] or symmetric:
-            names = ("the other answer", "this one") if symmetric else ("torch CPU", "the target")
+            first, second = ("the other answer", "this one") if symmetric else names
             cpu, target = map(in_tolerances, errors)
-            note = f"against the answer in float64, {names[0]} is off by {cpu} and {names[1]} by {target}"
+            note = f"against the answer in float64, {first} is off by {cpu} and {second} by {target}"
         judged.append(
             (acquitted, dataclasses.replace(mismatch, detail="; ".join(filter(None, (mismatch.detail, note)))))
         )

@@ -179,6 +179,14 @@ def test_a_script_that_time_kept_from_being_small_says_so(monkeypatch):
     assert "Not judged" not in str(raised.value)
 
 
+def test_a_detail_names_the_reference_and_the_operator():
+    """Regression test: it said what torch CPU and the target are off by, also where neither is one of the two."""
+    request = {"reference": lambda x: x.cumsum(0) + x.flip(0).cumsum(0), "inputs": {"x": "float32[4000] in 1..2"}}
+    found = judge(lambda x: (x.cumsum(0) + x.flip(0).cumsum(0)) * 1.001, **request, checks=["values"])["values"].finding
+    assert "in float64, the reference is off by " in found.mismatch.detail
+    assert " times the tolerance and the operator by " in found.mismatch.detail
+
+
 class TestVerdicts:
     """What was compared, as a table and as JSON."""
 
