@@ -58,7 +58,7 @@ class Operators(MeasuredCases):
                 "--dtype chooses samples of op_db: give it with --like, and the dtypes of inputs in --inputs"
             )
         options.chosen(args.dtype or ["all"], DTYPES, "dtype")
-        if args.device:
+        if args.device is not None:
             from conformance.sources.operator.devices import spec_of  # needs torch, as the help does not
 
             spec_of(args.device)  # an unknown device is told before the run begins

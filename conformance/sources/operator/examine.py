@@ -143,6 +143,13 @@ class CheckRequest:
             if not holds:
                 value = getattr(self, name)
                 raise UsageError(f"{name}={reprlib.repr(value)} is a {type(value).__name__}: {form}")
+        for name, value, form in (
+            ("checks", self.checks, "leave the argument out for the usual checks"),
+            ("dtypes", self.dtypes, "leave the argument out for the usual ones"),
+            ("device", self.device, "leave the argument out for torch CPU"),
+        ):
+            if value is not None and not value:
+                raise UsageError(f"{name}={value!r} names none: {form}")
         for dtype in self.dtypes if self.dtypes is not None and [*self.dtypes] != [EVERY_DTYPE] else ():
             if dtype not in DTYPES:
                 known = nearest(str(dtype).removeprefix("torch."), DTYPES) or "; write for example 'float32'"
@@ -250,6 +257,13 @@ def completed(trial: Examination, request: CheckRequest, device: str, forbidden:
     """Return an examination with what the request says beside the calls, and without calls that it excludes, or does
     not ask for."""
     negative = NEGATIVE in request.chosen() and NEGATIVE not in request.exclude
+    for name, dim in request.batch.items():
+        given = [call.values.get(name) for call in trial.plan.calls]
+        if not any(isinstance(value, torch.Tensor) and dim < value.dim() for value in given):
+            names = {one: None for call in trial.plan.calls for one in call.values}
+            lacks = f"in no call is it a tensor with the dimension {dim}" if name in names else "there is no such input"
+            known = "" if name in names else nearest(name, names) or f"; choose from {', '.join(names)}"
+            raise UsageError(f"batch={{{name!r}: {dim}}}: {lacks}{known}")
     trial.plan.calls = [
         call for call in trial.plan.calls if call.note not in request.exclude and (negative or call.kind != NEGATIVE)
     ]

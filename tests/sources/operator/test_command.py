@@ -160,6 +160,11 @@ def test_a_worker_counts_the_inputs_without_time(monkeypatch):
             ["torch.abs", "--reference", "torch.abs", "--inputs", "no.toml", "--dtype", "float32"],
             "--dtype chooses samples of op_db: give it with --like",
         ),
+        (["torch.abs", "--like", "abs", "--device", ""], "unknown target ''"),
+        (
+            ["torch.abs", "--like", "abs", "--batch", "y=0", "--checks", "batch"],
+            "batch={'y': 0}: there is no such input",
+        ),
         (["torch.abs"], "give either --like NAME"),
         (["torch.abs", "--reference", "torch.abs"], "--reference and --inputs belong together"),
         (["torch.abs", "--like", "abs", "--checks", "valeus"], "did you mean values"),
