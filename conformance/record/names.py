@@ -178,6 +178,11 @@ def without_relations(spec: str) -> str:
     return spec.removeprefix(f"{METAMORPHIC}:")
 
 
+def with_article(kind: str) -> str:
+    """Return the name of a kind with its article: `an int`, `a Tensor`."""
+    return f"{'an' if kind[:1] in 'aeio' else 'a'} {kind}"
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return `; did you mean a, b?` or "". Names that end in this word come first (`relu` is `nn.functional.relu`),
     then names with similar spelling."""

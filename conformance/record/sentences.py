@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from conformance.record.finding import ON_CPU, ON_TARGET, with_signal_number
-from conformance.record.names import MEASURED
+from conformance.record.names import MEASURED, with_article
 from conformance.record.result import Result
 
 
@@ -124,10 +124,10 @@ def _offset(diff: MismatchLike) -> str:
 
 def _structure(diff: MismatchLike) -> str:
     if diff.actual == "nothing":
-        return f"{diff.where} should be a {diff.expected}, and the target gives nothing"
+        return f"{diff.where} should be {with_article(diff.expected)}, and the target gives nothing"
     if diff.expected == "nothing":
-        return f"the target gives {diff.where}, a {diff.actual}, and torch CPU gives nothing"
-    return f"{diff.where} should be a {diff.expected} and is a {diff.actual}"
+        return f"the target gives {diff.where}, {with_article(diff.actual)}, and torch CPU gives nothing"
+    return f"{diff.where} should be {with_article(diff.expected)} and is {with_article(diff.actual)}"
 
 
 def _grad(diff: MismatchLike) -> str:

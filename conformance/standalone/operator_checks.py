@@ -710,7 +710,7 @@ def results_elsewhere(got: Observation) -> Iterator[Found]:
     devices = {seen.device for name, seen in got.tensors.items() if not of_result(name)}
     for name, seen in got.tensors.items():
         if of_result(name) and devices and seen.device not in devices:
-            texts = f"a tensor on {' or '.join(sorted(devices))}", f"one on {seen.device}"
+            texts = f"Tensor on {' or '.join(sorted(devices))}", f"Tensor on {seen.device}"
             yield "structure", Mismatch("structure", name, *texts, "the device")
 
 

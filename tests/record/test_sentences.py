@@ -59,6 +59,8 @@ CASES = [
     ("structure", "c", "Tensor", "nothing", "", "c should be a Tensor, and the target gives nothing"),
     ("structure", "c", "nothing", "Tensor", "", "the target gives c, a Tensor, and torch CPU gives nothing"),
     ("structure", "c", "tuple", "list", "", "c should be a tuple and is a list"),
+    ("structure", "c", "int", "Tensor", "", "c should be an int and is a Tensor"),
+    ("structure", "c", "Tensor on tiny", "Tensor on cpu", "", "c should be a Tensor on tiny and is a Tensor on cpu"),
     ("error", "step 3", "no error", "RuntimeError", "boom",
      "step 3 should raise no error; on the target it raises RuntimeError: boom"),
     ("error", "the whole run", "IndexError", "no error", "out of range",

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from conformance.record.errors import UsageError, UserError
-from conformance.record.names import DTYPES, nearest
+from conformance.record.names import DTYPES, nearest, with_article
 from conformance.record.shortfall import FINDINGS, Shortfall, describe
 from conformance.run.messages import Death, ExitReason
 from conformance.sources.operator import inputs as descriptions
@@ -74,6 +74,16 @@ NO_ACCESS = re.compile("SIGSEGV|SIGBUS")
 
 SWITCHES = ("strict", "reference_on_device", "random")
 """Arguments of a request that are True or False."""
+
+KINDS: Mapping[str, Any] = {
+    "batch": Mapping,
+    "checks": (list, tuple),
+    "forbid": (list, tuple),
+    "seed": int,
+    "ties": str,
+    **dict.fromkeys(("rtol", "atol", "budget", "seconds"), (int, float)),
+}
+"""Types of arguments of which not every value is right: of one of them, a sentence says that the value is wrong."""
 
 INCOMPARABLE = frozenset({"structure", "dtype", "shape"})
 """Checks of facts without which the values of two results cannot be compared."""
@@ -142,7 +152,9 @@ class CheckRequest:
         ):
             if not holds:
                 value = getattr(self, name)
-                raise UsageError(f"{name}={reprlib.repr(value)} is a {type(value).__name__}: {form}")
+                fits = name in KINDS and isinstance(value, KINDS[name]) and not isinstance(value, bool)
+                kind = "" if fits else f" is {with_article(type(value).__name__)}"
+                raise UsageError(f"{name}={reprlib.repr(value)}{kind}: {form}")
         for name, value, form in (
             ("checks", self.checks, "leave the argument out for the usual checks"),
             ("dtypes", self.dtypes, "leave the argument out for the usual ones"),

@@ -190,6 +190,9 @@ def _work(work: Callable[[Connection], None], pipe: Connection, parent: int) -> 
         warnings.simplefilter("ignore")
         try:
             work(pipe)
+        except SystemExit as end:
+            status = 0 if end.code is None else end.code & 0xFF if isinstance(end.code, int) else 1
+            return
         except Exception as error:
             pipe.send(RuntimeError(f"{type(error).__name__}: {text_of(error)}"))
             pipe.send(END)

@@ -148,7 +148,8 @@ def named(path: str) -> Callable[..., Any]:
         raise UsageError(f"module {module!r} cannot be imported ({said}); run it by hand to see why") from None
     for part in name.split("."):
         if not hasattr(result, part):
-            raise UsageError(f"module {module!r} has no {name!r}{nearest(part, dir(result))}")
+            own = "" if colon else " (an operator of your own is MODULE:NAME)"
+            raise UsageError(f"module {module!r} has no {name!r}{own}{nearest(part, dir(result))}")
         result = getattr(result, part)
     if not callable(result):
         raise UsageError(f"{path} is no function: it is a {type(result).__name__}")

@@ -159,7 +159,7 @@ class TestBadDevice:
             ("meta", UsageError, "device='meta' is no device with values"),
             ("inductor", UsageError, "device='inductor' is no device with values"),
             ("device:nothing", TargetError, "torch knows no device 'nothing'"),
-            (3, UsageError, "device=3 is a int: name it"),
+            (3, UsageError, "device=3 is an int: name it"),
         ],
     )
     def test_it_is_one_sentence(self, device, error, said):

@@ -136,7 +136,8 @@ def test_waiting_for_a_processor_is_told():
 def test_an_exit_is_named(code):
     """An operator that ends the process is a death. Regression test: one with exit code 0 was none."""
     said = f"ended its process with exit code {code}"
-    assert [*forked(lambda send: os._exit(code), 10)] == [Death(ExitReason.CRASH, said)]
+    for end in (os._exit, sys.exit):  # regression test: `sys.exit(0)` was said to be exit code 1
+        assert [*forked(lambda send, end=end: end(code), 10)] == [Death(ExitReason.CRASH, said)]
 
 
 class TestFork:

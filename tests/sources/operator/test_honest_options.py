@@ -79,7 +79,7 @@ class TestTies:
 
     def test_another_word(self):
         """It is one sentence."""
-        with pytest.raises(UsageError, match="ties='all' is a str: give 'any'"):
+        with pytest.raises(UsageError, match="ties='all': give 'any'"):
             conformance.check(argmax, **self.REQUEST, ties="all")
 
 

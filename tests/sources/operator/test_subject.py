@@ -136,7 +136,8 @@ class TestNamed:
         ("path", "said"),
         [
             ("no_such_module:f", "module 'no_such_module' cannot be imported"),
-            ("tests.planted.kernels:right_sliu", "did you mean right_silu"),
+            ("tests.planted.kernels:right_sliu", "has no 'right_sliu'; did you mean right_silu"),
+            ("soft", r"module 'torch' has no 'soft' \(an operator of your own is MODULE:NAME\)"),
             ("tests.planted.kernels:VECTOR", "is no function"),
         ],
     )
