@@ -105,6 +105,8 @@ class LazyStorage:
 
     def __del__(self) -> None:
         for address, size in self.addresses:
+            if BY_ADDRESS is None:  # the interpreter ends, and has cleared this module
+                return  # type: ignore[unreachable]
             BY_ADDRESS.pop(address, None)  # before another storage gets the address
             ADDRESSES.release(address, size)
         if self.flat is not None or self.view is not None or self.donor is not None or self.loop is not None:

@@ -4,8 +4,8 @@
 Defines `ROWS_OF_ENTRIES`. The operands of an entry are whole argument trees: the input, the positional and the keyword
 arguments, and the tensors of out=. An object may return a dict of named results, if its step names none. Only the
 function under test goes through a target's transform: for `op_db.backward`, a compiler gets the call of the entry, and
-the cotangents are drawn outside. Each row sets the seed itself, so that both sides, a script, and a replay of one
-sample draw the same numbers.
+the cotangents are drawn outside. A row sets the seed that its step has, so that both sides, a script, and a replay of
+one sample draw the same numbers.
 """
 
 from __future__ import annotations

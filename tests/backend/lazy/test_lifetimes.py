@@ -83,3 +83,14 @@ def test_values_that_two_results_share():
         expected = torch.sort(x)
         assert torch.equal(values, expected[0])
         assert torch.equal(indices.cpu(), expected[1])
+
+
+def test_a_storage_that_outlives_its_module_says_nothing(monkeypatch) -> None:
+    """At the end of the interpreter the names of a module may be None already. A message of 'NoneType' object has no
+    attribute 'pop' followed the last line of a test run."""
+    stored = torch.ones(3, device="tiny")
+    assert stored.data_ptr()
+    content = storage.storage_of(stored)
+    assert content.addresses
+    monkeypatch.setattr(storage, "BY_ADDRESS", None)
+    content.__del__()
