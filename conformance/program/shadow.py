@@ -252,6 +252,10 @@ class Shadow(RunningProgram):
             level = max(level, EXACT)
         sizes = [(to, to.size(), to.untyped_storage().nbytes()) for to in written if op.writes == "out"]
         super().perform(step, i)
+        results = [self.env[name] for name in step.out if name in self.env]
+        # First, since the checks below read memory, which these tensors do not have: torch accepts some of them.
+        if any(tensor.is_meta for tensor in (*results, *_tensors([args, kwargs]))):
+            raise Undefined("a tensor without values that torch accepts")
         resized = [to for to, size, _ in sizes if size.numel() and to.size() != size]
         if resized and not op.settled:
             raise Undefined("out= of another size, which torch is about to refuse")
@@ -259,9 +263,6 @@ class Shadow(RunningProgram):
             written += self._written_too(before, held, written, resized)
             if any(to.storage_offset() * to.element_size() > count for to, _, count in sizes):
                 raise Undefined("a storage that grows beside the result")
-        results = [self.env[name] for name in step.out if name in self.env]
-        if any(tensor.is_meta for tensor in results):
-            raise Undefined("a result without values, of a tensor of another device")
         self.kept += [tensor.untyped_storage() for tensor in results]
         old = {key for _, key in before}
         pieces = len(results) > 1 and any(storage_key(tensor) in old for tensor in results)

@@ -119,6 +119,17 @@ def test_a_result_without_values_gives_no_program():
     assert settle(program.with_steps((meta,))) is None
 
 
+@pytest.mark.parametrize("name", ["op_db:div", "op_db:mm"])
+def test_a_tensor_without_values_that_torch_accepts_gives_no_program(name):
+    """torch refuses a matrix and a matrix without values. If a shorter operand is accepted, the candidate has no
+    meaning: `div` of a number returns a tensor without values, `mm` reads memory that is not there. Regression test:
+    the shadow read the memory of both, and shrinking failed with "Cannot copy out of meta tensor"."""
+    size = () if name == "op_db:div" else (1, 1)
+    a = Input("a", 0, "float32", size, (1,) * len(size))
+    step = Step(name, (tensor("a"), {"meta": [1, 1], "dtype": "float32"}), out=("b",), raises="RuntimeError")
+    assert settle(Program((Storage("float32", 1, "arange"),), (a,), (step,))) is None
+
+
 def one_step(program):
     return len(program.steps) == 1
 
