@@ -34,7 +34,7 @@ from conformance.record.errors import ReportError
 from conformance.record.files import write_atomic
 from conformance.record.names import DIFFERENTIATED, DTYPES, LAYOUTS, MEASURED, NOT_COMPARED, VARIANTS
 from conformance.record.patterns import NOT_ONE_BUG, NOT_SHRUNK
-from conformance.record.result import BROKEN, RERUN, UNEXPLAINED, Finding, Outcome, Result, Run, counted
+from conformance.record.result import BROKEN, RERUN, UNEXPECTED, UNEXPLAINED, Finding, Outcome, Result, Run, counted
 from conformance.record.sentences import headline
 
 FOLDER = Path("reports/expectations")
@@ -92,8 +92,9 @@ def apply(run: Run, declarations: Sequence[Declaration], file: Path | str) -> Ru
         if declaration.covers(result)
     }
     missing = [declaration for declaration in declarations if declaration not in shown and due(declaration, run)]
-    changes = {"expectations": str(file)} if shown or missing else {}
-    return dataclasses.replace(run, results=[*results, *map(_missing, missing)], **changes)  # type: ignore[arg-type]
+    # also without a finding that they cover, since `warn_of_all_covering` reads the file that the run names
+    where = str(file) if declarations else run.expectations
+    return dataclasses.replace(run, results=[*results, *map(_missing, missing)], expectations=where)
 
 
 def judged(result: Result, declarations: Sequence[Declaration]) -> Result:
@@ -149,7 +150,8 @@ def _missing(declaration: Declaration) -> Result:
 
 def warn_of_all_covering(run: Run, declarations: Iterable[Declaration]) -> list[str]:
     """Return a warning for each declaration that covers everything, with the number of failures that only it covers. A
-    run with such a declaration passes whatever the target does."""
+    run with such a declaration passes whatever the target does. If it is about cases of op_db, `op = "*"` covers no
+    finding of a drawn program, and the warning says so where there is one."""
     warnings = []
     for declaration in declarations:
         if not (declaration.holds and declaration.covers_all):
@@ -158,8 +160,13 @@ def warn_of_all_covering(run: Run, declarations: Iterable[Declaration]) -> list[
         if declaration.subject is CASES and run.cases:
             number = counted(len(hidden), "failure")
         elif declaration.subject is FINDINGS and run.drawn:
-            programs = sum(result.finding.count for result in hidden if result.finding)
-            number = f"{counted(len(hidden), 'finding')} in {counted(programs, 'program')}"
+            number = _in_programs(hidden)
+        elif declaration.subject is CASES and (failing := [r for r in run.findings if r.outcome in UNEXPECTED]):
+            warnings.append(
+                f"warning: {declaration.where} covers every failure of op_db's cases and no finding of a drawn program, "
+                f"so {_in_programs(failing)} fail the run: an entry about findings has 'programs' in its scope"
+            )
+            continue
         else:
             continue
         warnings.append(
@@ -167,6 +174,11 @@ def warn_of_all_covering(run: Run, declarations: Iterable[Declaration]) -> list[
             "in it the operators and the properties that may differ"
         )
     return warnings
+
+
+def _in_programs(results: Sequence[Result]) -> str:
+    programs = sum(result.finding.count for result in results if result.finding)
+    return f"{counted(len(results), 'finding')} in {counted(programs, 'program')}"
 
 
 def accept(results: Iterable[Result], declarations: Sequence[Declaration]) -> list[Result]:

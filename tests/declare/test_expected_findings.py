@@ -299,3 +299,13 @@ class TestAllCovering:
         judged = apply(campaign(fuzz_finding(count=3)), [entry, ENTRY], "known.toml")
         assert "hides 0 findings in 0 programs" in warn_of_all_covering(judged, [entry, ENTRY])[0]
         assert not warn_of_all_covering(run(result("add")), [entry])
+
+    def test_an_entry_about_cases_covers_no_finding(self) -> None:
+        """`op = "*"` without `programs` is about op_db: findings fail the run, and the warning counts them. Regression
+        test: it was silent, so its author could not tell why the run still failed."""
+        entry = Declaration(Scope(op=("*",)), ("*",), "later", file="known.toml", line=4)
+        judged = apply(campaign(fuzz_finding(count=3)), [entry], "known.toml")
+        (said,) = warn_of_all_covering(judged, [entry])
+        assert "no finding of a drawn program, so 1 finding in 3 programs fail the run" in said
+        assert (outcomes(judged), judged.exit_code(), judged.expectations) == ([Outcome.FAIL], 1, "known.toml")
+        assert not warn_of_all_covering(apply(campaign(), [entry], "known.toml"), [entry])

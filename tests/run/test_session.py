@@ -66,3 +66,15 @@ def test_a_declaration_of_everything_is_warned_of(
     )
     assert warning in capsys.readouterr().out
     assert model.load(tmp_path / "opinfo.json").notes == [warning]
+
+
+def test_a_declaration_of_all_cases_covers_no_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A campaign with such a declaration fails, and says that an entry about findings needs `programs`."""
+    expected = tmp_path / "all.toml"
+    expected.write_text(ALL)
+    words = ["--target", "class:tests.planted.liars.ValueDevice", "--programs", "20", "--stop-at-first-failure"]
+    words += ["--check-scripts", "0", "--reports", str(tmp_path), "--expectations", str(expected)]
+    assert fuzz(words) == 1
+    warning = f"warning: {expected}, line 1 covers every failure of op_db's cases and no finding of a drawn program"
+    assert warning in capsys.readouterr().out
+    assert model.load(tmp_path / "fuzz.json").notes[0].startswith(warning)
