@@ -127,6 +127,17 @@ class TestCalls:
         assert result.outcome in (Outcome.PASS, Outcome.SKIP), result.failures
 
 
+    def test_a_matrix_without_values_is_not_solved(self, cpu: Any) -> None:
+        """Such a call is skipped before it runs. Regression test: torch CPU reads memory of earlier calls as the matrix,
+        and the case passed or was skipped as that memory was singular or not."""
+        from conformance.sources.opinfo.case import run_case
+
+        seen = set[str]()
+        result = run_case(case_of("linalg.solve", "refused_device"), cpu, lambda sample, phase, **more: seen.add(phase))
+        assert (result.outcome, result.samples, seen) == (Outcome.SKIP, 0, {"sampling"})
+        assert "earlier calls decide" in result.reason
+
+
 class TestWholeCalls:
     def test_tensors_that_stay_on_the_cpu(self) -> None:
         """A change of all tensors leaves those on the CPU that OpInfo keeps there."""
