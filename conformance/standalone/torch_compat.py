@@ -355,6 +355,32 @@ def omit_line_tables() -> None:
         config.aot_inductor.enable_line_tables = False
 
 
+def build_whole_kernels() -> None:
+    """Make Inductor's C++ compiler write beside the file of a kernel, and rename what is complete. Inductor takes any
+    file of that name as compiled: what a worker that was killed meanwhile left there failed each later run of the
+    program with "file too short", in every process of the user."""
+    builder = lookup("torch._inductor.cpp_builder:CppBuilder")
+    build = builder.build
+    if hasattr(build, "__wrapped__"):  # another target of this process has done it
+        return
+
+    @functools.wraps(build)
+    def build_whole(self: Any) -> None:
+        file, output = getattr(self, "_target_file", ""), getattr(self, "_output", "")
+        if not file or file not in output:  # a torch that names the file elsewhere
+            return build(self)  # type: ignore[no-any-return]
+        beside = f"{file}.{os.getpid()}"
+        self._output = output.replace(file, beside)
+        try:
+            build(self)
+            os.replace(beside, file)
+        finally:
+            self._output = output
+        return None
+
+    builder.build = build_whole
+
+
 def load_no_graphs() -> None:
     """Make AOTAutograd and Inductor compile each function, whatever earlier processes compiled. The keys of saved
     graphs lack the offsets of the inputs and their shared memory."""

@@ -154,6 +154,7 @@ class CompileTarget(Target):
             torch_compat.keep_eager_draws()
             torch_compat.omit_line_tables()
             torch_compat.load_no_graphs()
+            torch_compat.build_whole_kernels()
         try:
             self._compile = torch_compat.compiler_backend(self.backend)
             self._attempt = torch_compat.run_eagerly(super().attempt)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +13,7 @@ from conformance.engine.loading import load_target
 from conformance.program.calls import judge_program
 from conformance.program.model import Call, Input, Program, Storage, call_of
 from conformance.program.steps.op import Step, tensor
+from conformance.standalone import torch_compat
 
 CELLS = Program(
     (Storage("float32", 9),),
@@ -34,3 +38,44 @@ class TestSavedGraphs:
         """There the missing offset shows."""
         verdict = judge_program(replace(CELLS, calls=(MOVED,)), load_target("inductor"))
         assert (verdict.call, verdict.change) == (1, "offset and process")
+
+
+@pytest.mark.slow
+def test_the_target_builds_whole_kernels() -> None:
+    """Loading the target is enough."""
+    from torch._inductor import cpp_builder
+
+    load_target("inductor")
+    assert hasattr(cpp_builder.CppBuilder.build, "__wrapped__")
+
+
+def test_a_kernel_is_whole_or_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A C++ compiler that ends early leaves no file that a later compilation takes for the kernel, for any number of
+    targets in the process. Regression test: a worker was killed while g++ wrote, and each later run of the program
+    failed with "file too short"."""
+    from torch._inductor import cpp_builder
+
+    monkeypatch.setattr(cpp_builder.CppBuilder, "build", cpp_builder.CppBuilder.build)
+    torch_compat.build_whole_kernels()
+    torch_compat.build_whole_kernels()
+    (tmp_path / "k.cpp").touch()
+    options = cpp_builder.CppOptions(compiler="g++")
+    builder = cpp_builder.CppBuilder("k", str(tmp_path / "k.cpp"), options, str(tmp_path))
+    kernel = Path(builder.get_target_file_path())
+
+    def compile_with(text: str, error: type[Exception] | None = None) -> Callable[[str, str], None]:
+        def run(command: str, cwd: str) -> None:
+            (file,) = re.findall(r" -o\s*(\S+)", command)
+            Path(file).write_text(text)
+            if error is not None:
+                raise error
+
+        return run
+
+    monkeypatch.setattr(cpp_builder, "run_compile_cmd", compile_with("half", OSError))
+    with pytest.raises(OSError):
+        builder.build()
+    assert not kernel.exists()
+    monkeypatch.setattr(cpp_builder, "run_compile_cmd", compile_with("whole"))
+    builder.build()
+    assert kernel.read_text() == "whole"
