@@ -30,6 +30,7 @@ LIMIT = 300
 TIMES = (
     (re.compile(r"\d+(\.\d+)? programs/s"), "N programs/s"),
     (re.compile(r"\d+% of the time"), "N% of the time"),
+    (re.compile(r"found after \d+ s"), "found after N s"),
     (re.compile(r"(samples) in \d+ s$"), r"\1 in N s"),
     (re.compile(r"\d\.\de-07 on torch CPU"), "Ne-07 on torch CPU"),
 )

@@ -134,7 +134,8 @@ class Finding:
     `shrunk` is false while the program is not minimized. `masked` counts the programs in which this difference hides
     later steps from the judge. `culprit` is the operator of a device, or the layer and part of a compiler, without
     which the smallest program is right. `upstream` names the reported bugs of PyTorch that the finding is, or says that
-    the index has none (`upstream.py`); empty for a target that is not PyTorch.
+    the index has none (`upstream.py`); empty for a target that is not PyTorch. `seconds` is the time from the campaign's
+    begin to the first program that showed it; None if no campaign found it.
     """
 
     signature: str
@@ -155,6 +156,7 @@ class Finding:
     culprit: str = ""
     upstream: str = ""
     elsewhere: Mapping[str, str] = field(default_factory=dict)
+    seconds: float | None = field(default=None, compare=False)
     WRITTEN: ClassVar = ("kind", "count")
 
     @functools.cached_property
@@ -172,13 +174,11 @@ class Finding:
         return self.cause() or self.signature + ALSO * bool(self.layer)
 
     def origin(self) -> str:
-        """Return the culprit and the reported bugs as one line; empty if neither is known."""
-        return "; ".join(
-            filter(
-                None,
-                (f"culprit: {self.culprit}" * bool(self.culprit), f"upstream: {self.upstream}" * bool(self.upstream)),
-            )
-        )
+        """Return the culprit, the reported bugs and the time to the first program as one line; empty if none is
+        known."""
+        after = "" if self.seconds is None else f"found after {self.seconds:.0f} s"
+        names = f"culprit: {self.culprit}" * bool(self.culprit), f"upstream: {self.upstream}" * bool(self.upstream)
+        return "; ".join(filter(None, (*names, after)))
 
     def seen_as(self) -> Iterator[Finding]:
         """Yield this finding with each of its signatures, its own first."""

@@ -180,8 +180,10 @@ class FailingProgram(Finding):
     def of_programs(self, *others: FailingProgram) -> FailingProgram:
         """This finding, shown by the programs of others too."""
         signatures = {*self.every_signature}.union(*(other.every_signature for other in others)) - {self.signature}
+        times = [finding.seconds for finding in (self, *others) if finding.seconds is not None]
         return replace(
             self,
+            seconds=min(times, default=None),
             numbers=self.numbers.union(*(other.numbers for other in others)),
             masking=self.masking.union(*(other.masking for other in others)),
             signatures=tuple(sorted(signatures)),
@@ -229,7 +231,7 @@ class FailingProgram(Finding):
         lists = {name: sorted(getattr(self, name)) for name in ("signatures", "numbers", "masking", "needed")}
         mismatches = [vars(mismatch) for mismatch in self.mismatches]
         others = [other.to_json() for other in self.others]
-        plain = {**{name: getattr(self, name) for name in PLAIN}, "count": self.count}
+        plain = {**{name: getattr(self, name) for name in PLAIN}, "count": self.count, "seconds": self.seconds}
         plain |= lists | {"elsewhere": dict(self.elsewhere)}
         return {**plain, "mismatches": mismatches, "others": others, "program": self.program.to_json()}
 
@@ -244,6 +246,7 @@ class FailingProgram(Finding):
             needed=frozenset(data["needed"]),
             signatures=tuple(data["signatures"]),
             elsewhere=data["elsewhere"],
+            seconds=data.get("seconds"),  # files of earlier versions have none
             mismatches=tuple(Mismatch(**mismatch) for mismatch in data["mismatches"]),
             others=tuple(map(cls.from_json, data["others"])),
             program=Program.from_json(data["program"]),

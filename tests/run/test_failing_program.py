@@ -101,14 +101,23 @@ class TestJoined:
         unshrunk = replace(short, shrunk=False)
         assert unshrunk.joined(long).number == 1, "a shrunk program comes before a shorter one"
 
+    def test_the_first_time_stays(self) -> None:
+        """A finding was found when its first program was, whichever program it keeps."""
+        early, late, unknown = (failing(number, seconds=seconds) for number, seconds in ((8, 1.5), (1, 9.0), (4, None)))
+        assert early.also_in(late).seconds == late.also_in(early).seconds == unknown.joined(early).seconds == 1.5
+        assert unknown.joined(unknown).seconds is None
+
 
 class TestFiles:
     def test_read_again(self) -> None:
         """The file of a campaign keeps all that `--resume` needs."""
-        first = failing(1, "error / text", property="error", masking=frozenset({1}), needed=frozenset({"t"}))
+        first = failing(
+            1, "error / text", property="error", masking=frozenset({1}), needed=frozenset({"t"}), seconds=2.5
+        )
         finding = replace(first.also_in(failing(2, "error / text", property="error")), elsewhere={"cpu": "agrees"})
         assert finding.others
-        assert FailingProgram.from_json(json.loads(json.dumps(finding.to_json()))) == finding
+        again = FailingProgram.from_json(json.loads(json.dumps(finding.to_json())))
+        assert (again, again.seconds) == (finding, 2.5)
 
     def test_a_result_file_keeps_no_program(self) -> None:
         """It holds the fields of `Finding`, those that follow from the program included."""

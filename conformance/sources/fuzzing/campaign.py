@@ -414,7 +414,8 @@ class Campaign:
                 self.running += 1
                 workers.hang = frozenset(self.hang)
                 until, until_found = self._drawing_deadline(), self._drawing_deadline(found=True)
-                workers.begin(replace(shard, until=until, until_found=until_found))
+                began = self.began_at - self.earlier_seconds
+                workers.begin(replace(shard, until=until, until_found=until_found, began=began))
 
         begin()
         for shard, result, rest in workers.shards(self._deadline() - time.time()):

@@ -92,6 +92,7 @@ def recover_dead_worker(shard: Shard, death: Death) -> tuple[ShardResult, Behind
         masking = frozenset({number} if behind is None and step < len(program.steps) else ())
         ran_before = number - 1 if number > shard.first else None
         finding = replace(finding, before=ran_before, said=death.said, part=part, masking=masking)
+    finding = replace(finding, seconds=shard.elapsed)
     left = ShardResult(done=number - shard.first + (behind is None))
     for earlier in range(shard.first, number):
         tasks.program_of(shard, earlier, left)

@@ -9,6 +9,7 @@ import functools
 import json
 import math
 import shlex
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -170,8 +171,9 @@ class Shard:
 
     Files of its findings carry the name of the campaign. From `until` on, in seconds since the epoch, the worker starts
     no further program and returns. With a finding it does so from `until_found` on, so that time is left for shrinking.
-    Building kernels of the ops in `hang` counts as program time. If `behind` is set, program `first` has ended a
-    worker, and the shard begins with the steps behind the step that crashed."""
+    `began` is when the campaign began, 0 outside one. Building kernels of the ops in `hang` counts as program time. If
+    `behind` is set, program `first` has ended a worker, and the shard begins with the steps behind the step that
+    crashed."""
 
     plan: Plan
     first: int
@@ -179,8 +181,14 @@ class Shard:
     campaign: str = ""
     until: float = math.inf
     until_found: float = math.inf
+    began: float = 0.0
     hang: frozenset[str] = frozenset()
     behind: Behind | None = None
+
+    @property
+    def elapsed(self) -> float | None:
+        """Seconds since the campaign began; None outside a campaign."""
+        return round(max(time.time() - self.began, 0.0), 1) if self.began else None
 
     def path_of(self, number: int, part: int = 0) -> Path:
         """The file of a finding in this part of a program, until the campaign merges it."""

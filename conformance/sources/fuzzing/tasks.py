@@ -136,7 +136,7 @@ def _run_program(shard: Shard, number: int, result: ShardResult) -> None:
                 program, part = rest.program if rest is not None else None, shard.behind.part
     except Exception as error:
         text = f"invalid / drawing: {error}"
-        _keep(shard, result, FailingProgram(text, INVALID, number, seed=shard.plan.seed))
+        _keep(shard, result, FailingProgram(text, INVALID, number, seed=shard.plan.seed, seconds=shard.elapsed))
         return
     earlier: FailingProgram | None = None
     while program is not None:
@@ -150,7 +150,7 @@ def _run_program(shard: Shard, number: int, result: ShardResult) -> None:
             rest = remainder(failing.program, bad) if bad and part + 1 < MOST_PARTS else None
         unjudged = rest.dropped if rest is not None else _unjudged(failing)
         masking = failing.numbers if unjudged else failing.masking
-        earlier = replace(failing, part=part, masking=masking, before=_Ran.last)
+        earlier = replace(failing, part=part, masking=masking, before=_Ran.last, seconds=shard.elapsed)
         _keep(shard, result, earlier)
         program, part = rest.program if rest is not None else None, part + 1
 

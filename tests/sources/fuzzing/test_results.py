@@ -110,6 +110,14 @@ class TestCampaign:
         whole = time.monotonic() - began
         assert moments[-1] - moments[0] <= model.load(tmp_path / "reports" / "fuzz.json").seconds <= whole
 
+    def test_each_finding_says_when_it_was_found(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """A finding has the seconds from the campaign's begin to its first program, in the result and in the text."""
+        self.fuzz(tmp_path, FAULT)
+        run = model.load(tmp_path / "reports" / "fuzz.json")
+        times = [result.finding.seconds for result in run.findings if result.finding]
+        assert times and all(time is not None and 0 < time <= run.seconds for time in times)
+        assert "found after " in capsys.readouterr().out
+
     def test_declared_then_green_then_mended(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """A campaign's findings can be declared. The next run is green and counts them, and a declared finding that no
         longer shows fails the run. After a change of the drawing, declarations do not apply."""

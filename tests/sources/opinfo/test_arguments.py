@@ -126,7 +126,6 @@ class TestCalls:
         result = run_case(cpu, op, variant)
         assert result.outcome in (Outcome.PASS, Outcome.SKIP), result.failures
 
-
     def test_a_matrix_without_values_is_not_solved(self, cpu: Any) -> None:
         """Such a call is skipped before it runs. Regression test: torch CPU reads memory of earlier calls as the matrix,
         and the case passed or was skipped as that memory was singular or not."""
