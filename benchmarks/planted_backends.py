@@ -1,6 +1,8 @@
 """Campaigns on the toy backends of `tests/planted`: the planted faults that they find, and the listed findings.
 
-    python benchmarks/planted_backends.py [--programs 200] [--seed 0] [--tree DIR ...] [--only toy_compiler|toy_device]
+    python benchmarks/planted_backends.py [--programs 200] [--seed 0] [--tree DIR ...] [--only NAME] [--together]
+
+`reported_device` and `reported_compiler` have faults of reported devices (`tests/planted/reported_faults.py`).
 
 A fault counts as found if a saved program fails with this fault alone and passes without any. A finding is a listed
 result, a cause an entry of the report. `--tree` names checkouts to compare, such as one of an earlier version; each
@@ -28,15 +30,23 @@ ROOT = Path(__file__).parent.parent
 PLANTED = ROOT / "tests" / "planted"
 sys.path[:0] = [str(ROOT), str(PLANTED)]
 
-from conformance.engine.loading import load_target  # noqa: E402 - of this checkout, with the planted modules
+from reported_faults import WRONG  # noqa: E402 - of this checkout, like the planted modules
+
+from conformance.engine.loading import load_target  # noqa: E402
 from conformance.program.calls import judge_program  # noqa: E402
 from conformance.program.model import ProgramError, read_program  # noqa: E402
 from conformance.record.causes import causes_of  # noqa: E402
 from conformance.record.result import load  # noqa: E402
 
+WRONG_VALUES = tuple(function.__name__ for function in WRONG.values())
 BACKENDS = {
     "toy_compiler": ("compile:toy,import=toy_compiler", ("copies", "lost_add_", "relu", "mul", "half")),
     "toy_device": ("device:toy,import=toy_device", ("lost_copy_", "relu", "unfold")),
+    "reported_compiler": (
+        "compile:reported,import=reported_faults",
+        tuple(name for name in WRONG_VALUES if name not in ("tanh_backward", "attention_64", "nonzero_1024")),
+    ),
+    "reported_device": ("device:cpu,import=reported_faults,call=enable", WRONG_VALUES),
 }
 
 
@@ -82,13 +92,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tree", type=Path, action="append", help="a checkout (default: this one)")
     parser.add_argument("--only", choices=BACKENDS, help="one of the backends")
+    parser.add_argument("--together", action="store_true", help="only with all faults of a backend at once")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     table = Table("checkout", "backend", "planted", "found", "programs", "findings", "causes", "seconds")
     for backend, (spec, faults) in BACKENDS.items():
         if args.only not in (None, backend):
             continue
-        for planted in (*((fault,) for fault in faults), faults):
+        for planted in (*(() if args.together else ((fault,) for fault in faults)), faults):
             for tree in args.tree or [ROOT]:
                 with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
                     reports = Path(folder)
