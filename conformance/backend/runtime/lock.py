@@ -34,8 +34,8 @@ def locked(function: Callable[..., Any]) -> Callable[..., Any]:
             tracing = torch_compat.tracing_state()
             if tracing is None:
                 return function(*args, **kwargs)
-            torch_compat.set_tracing_state(None)
             try:
+                torch_compat.set_tracing_state(None)
                 return function(*args, **kwargs)
             finally:
                 torch_compat.set_tracing_state(tracing)
@@ -48,13 +48,19 @@ def clear(owner: Any, names: tuple[str, ...]) -> None:
 
     Called by finalizers, which may run in any thread and therefore must not wait.
     """
-    alone = LOCK.acquire(blocking=False)
-    if not alone:
-        _dropped.append([getattr(owner, name) for name in names])
-    for name in names:
-        setattr(owner, name, None)
-    if alone:
-        LOCK.release()
+    # `alone = LOCK.acquire(...)` could be interrupted between the call and the assignment: then no line releases the
+    # lock, and Python ignores a KeyboardInterrupt in a finalizer, so that every other thread waits for ever. Python looks
+    # for signals after calls, and unpacking makes none.
+    attempt = map(LOCK.acquire, (False,))
+    [alone] = attempt
+    try:
+        if not alone:
+            _dropped.append([getattr(owner, name) for name in names])
+        for name in names:
+            setattr(owner, name, None)
+    finally:
+        if alone:
+            LOCK.release()
 
 
 if hasattr(os, "register_at_fork"):
