@@ -14,7 +14,7 @@ import argparse
 import re
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,8 @@ KINDS = ("crash", "hang", "value", "aliasing", "metadata", "missing error", "err
 TRACKERS = {"pytorch": "pytorch/pytorch", "pytorch/functorch": "pytorch/functorch"}
 TRACKERS |= {repository: repository for repository in PACKAGES.values()}
 """GitHub repository of each prefix of an issue, such as `pytorch#133512`."""
+SEARCHED = ("words", "date", "found")
+"""What a file says about a search for earlier reports."""
 
 
 class FindingsError(Exception):
@@ -69,8 +71,9 @@ class Script:
 
 @dataclass(frozen=True)
 class Finding:
-    """One bug, with both answers in Markdown; `note` and `found_by` are in its file only. `mended` is the first release
-    of torch that gives the right answers, and `partly` the first that gives some of them."""
+    """One bug, with both answers in Markdown; `note`, `found_by` and `searched` are in its file only. `mended` is the
+    first release of torch that gives the right answers, and `partly` the first that gives some of them. `searched` has
+    the words, the date and the result of a search for earlier reports."""
 
     name: str
     title: str
@@ -84,6 +87,7 @@ class Finding:
     note: str = ""
     issues: Sequence[str] = ()
     found_by: Sequence[str] = ()
+    searched: Mapping[str, str] = field(default_factory=dict)
     mended: str = ""
     partly: str = ""
     scripts: Sequence[Script] = field(default_factory=list)
@@ -109,6 +113,8 @@ def read(path: Path) -> Finding:
         raise FindingsError(f"{path.name} has the kind {finding.kind!r}; choose one of {', '.join(KINDS)}")
     if [issue for issue in finding.issues if issue.partition("#")[0] not in TRACKERS]:
         raise FindingsError(f"{path.name} has the issues {finding.issues}; an issue is pytorch#NUMBER")
+    if finding.searched and {*finding.searched} != {*SEARCHED}:
+        raise FindingsError(f"{path.name} has a search with {', '.join(finding.searched)}; give {', '.join(SEARCHED)}")
     return finding
 
 

@@ -32,7 +32,7 @@ from scripts.pages import ROOT, PageError, Part, csv_text, write
 FOLDER = Path("docs/upstream")
 PYTORCH = "pytorch"
 PART = Part("docs/findings.md", "packets")
-BY_A_PERSON = {"no earlier report was searched for": "a search for earlier reports, which a person must do first"}
+UNSEARCHED = {"no earlier report was searched for": "a search for earlier reports"}
 """What no script can add to an issue, in the words of the page."""
 LONGEST = 300.0
 """Time limit of a script in seconds. With a cold cache, Inductor compiles for a minute."""
@@ -108,8 +108,8 @@ def issue_texts(every: Sequence[Finding], root: Path) -> dict[Path, str]:
 def ready(chosen: Sequence[Packet]) -> str:
     """Return the sentences about PyTorch's issues: how many pass the checks of the form, and what the others lack."""
     lacking = [faults for packet in chosen if (faults := packets.find_faults(packet))]
-    counts = Counter(BY_A_PERSON.get(fault, fault) for faults in lacking for fault in faults)
-    said = "".join(f"; {count} lack {what}" if what in BY_A_PERSON.values() else f"; {count}: {what}"
+    counts = Counter(UNSEARCHED.get(fault, fault) for faults in lacking for fault in faults)
+    said = "".join(f"; {count} lack {what}" if what in UNSEARCHED.values() else f"; {count}: {what}"
                    for what, count in counts.most_common())  # fmt: skip
     number, passing = len(chosen), len(chosen) - len(lacking)
     return (

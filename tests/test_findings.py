@@ -120,6 +120,7 @@ class TestPage:
             ('kind = "value"', "kind = value", "zeta-large.toml is no finding: "),
             ("prints = '''", "printed = '''", "zeta-large.toml is no finding: "),
             ('kind = "value"', 'kind = "value"\nissues = ["tinygrad#1"]', "an issue is pytorch#NUMBER"),
+            ('date = "2026', 'day = "2026', "has a search with words, day, found; give words, date, found"),
         ],
     )
     def test_a_file_that_is_no_finding(self, old, new, says, copy, capsys):

@@ -38,7 +38,7 @@ class TestFiles:
         release, rows = findings.newest(EVERY), table("pytorch")
         new = [finding for finding in EVERY if findings.status(finding) == "not in the index"]
         wanted = {f"{finding.name}.md" for finding in new if release in finding.versions or finding.partly}
-        assert {row["file"] for row in rows} == wanted and len(rows) == len(wanted) > 100
+        assert {row["file"] for row in rows} == wanted and len(rows) == len(wanted) > 50
         ranks = [KINDS.index(row["kind"]) for row in rows]
         assert ranks == sorted(ranks)
 
@@ -74,8 +74,7 @@ class TestFiles:
         assert packets.ready([packet]).endswith("1 of 1 passes the checker of the form.")
         unsearched = replace(packet, known="")
         assert packets.ready([packet, unsearched, replace(unsearched, code="")]).endswith(
-            "1 of 3 passes the checker of the form; 2 lack a search for earlier reports, which a person must do first; "
-            "1: there is no script."
+            "1 of 3 passes the checker of the form; 2 lack a search for earlier reports; 1: there is no script."
         )
 
 

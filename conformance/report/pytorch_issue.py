@@ -51,6 +51,9 @@ WORDS = {
 MOST_ERROR_WORDS = 8
 """Words of an error's text in a search: a longer one has names and numbers that no other report has."""
 
+SEARCHED = "Searched on {date} in stored public issue threads, which GitHub's own search may exceed. Found: {found}."
+"""A search for earlier reports, as a finding's file records it."""
+
 RANDOM = re.compile(r"\brand(n|int|perm)?(_like)?\(|dropout|bernoulli|multinomial|\.(uniform|normal|exponential)_")
 INDICES = re.compile(r"\barg(max|min|sort)\b|\b(max|min|median|mode|topk|sort)\([^)]*\)(\.indices|\[1\])")
 TOLERANCES = re.compile(r"\b(allclose|assert_close|isclose)\([^\n]*\b[ra]tol\s*=")
@@ -129,6 +132,8 @@ def of_finding(path: Path, measured: Mapping[str, Any]) -> Packet:
         note, _, known = data.get("note", "").replace("\n", " ").partition("Known: ")
         layer = data["layer"].replace("torch CPU", "").strip()
         words = (*operators[:2], *filter(None, [layer]), WORDS.get(kind, ""))
+        if searched := data.get("searched"):
+            words, known = (searched["words"],), SEARCHED.format(**searched)
         text = "\n\n".join(filter(None, (data.get("summary", ""), note.strip())))
         answers = (data.get("expected", ""), data.get("got", ""))
         return Packet(

@@ -71,6 +71,19 @@ class TestForm:
         assert "```python\nimport torch" in text and "`aot_eager`:\n\n```\nx\n```" in text and "```\n64\n```" in text
         assert "Seen with torch 2.13.0" in text and "Search for earlier reports: `" in text
 
+    def test_of_a_search(self, tmp_path: Path) -> None:
+        """A recorded search gives its words, its date and its result; without it, the search is what the form lacks."""
+        text = (ROOT / "docs/findings/zeta-large.toml").read_text()
+        before, _, after = text.partition("[searched]")
+        file, measured = tmp_path / "zeta-large.toml", {"zeta-large": {FLOAT64: "64"}}
+        file.write_text(before + "[[scripts]]" + after.partition("[[scripts]]")[2])
+        assert find_faults(of_finding(file, measured)) == ["no earlier report was searched for"]
+        record = '[searched]\nwords = "zeta nan"\ndate = "2026-01-02"\nfound = "nothing"\n\n[[scripts]]'
+        file.write_text(before + record + after.partition("[[scripts]]")[2])
+        packet = of_finding(file, measured)
+        assert find_faults(packet) == [] and packet.words == ("zeta nan",)
+        assert packet.known.startswith("Searched on 2026-01-02 in ") and packet.known.endswith("Found: nothing.")
+
     def test_outside_the_checkout(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
