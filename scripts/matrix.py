@@ -1,11 +1,12 @@
-"""Run a fixed selection of op_db on a target, store the counts in docs/matrix/, and write the tables of docs/matrix.md.
+"""Run a fixed selection of op_db and the calls of a model on a target, store the counts in docs/matrix/, and write the
+tables of docs/matrix.md.
 
     python -m scripts.matrix run cpu tiny compile:aot_eager    # one run each, docs/matrix/NAME.json
     python -m scripts.matrix                                   # the page
 
 The selection is small, so that each target takes a minute or two, and the same for all: one or two operators of each
-family, in a float and an integer dtype, plain and transposed, forward, backward and in place. A stored run has counts
-only: its page and its scripts come from the command that it names.
+family, in a float and an integer dtype, plain and transposed, forward, backward and in place; and a recorded model with
+few calls. A stored run has counts only: its page and its scripts come from the commands that it names.
 """
 
 from __future__ import annotations
@@ -43,12 +44,26 @@ COLUMNS: dict[str, Callable[[Result], bool]] = {
     "in place": lambda result: result.variant == "inplace",
 }
 """The columns of the second table, and which cases each counts."""
+MODEL = "timm.ConvMixer"
+"""The recorded model whose calls are the last column."""
 
 
 def command(target: str) -> list[str]:
     """Return the words of a target's run."""
     ops = [word for name in OPS for word in ("--op", name)]
     return ["conformance", "opinfo", "--target", target, *ops, *SELECTION]
+
+
+def models_command(target: str) -> list[str]:
+    """Return the words of a target's run of the model."""
+    return ["conformance", "models", "--target", target, "--model", MODEL, "--check-scripts", "0"]
+
+
+def calls_of(run: Run) -> list[int]:
+    """Return how many calls of the model agree with torch CPU, how many do not, and how many were not compared."""
+    [row] = run.models
+    wrong = sum(row.stopped.values()) + sum(row.wrong.values())
+    return [row.compared - wrong, wrong, row.calls - row.compared]
 
 
 def counts_of(results: Sequence[Result]) -> list[int]:
@@ -58,35 +73,41 @@ def counts_of(results: Sequence[Result]) -> list[int]:
     return [passed, wrong, len(results) - passed - wrong]
 
 
-def condense(run: Run, date: str) -> dict[str, Any]:
-    """Return what is stored of a run."""
+def condense(target: str, run: Run, date: str, calls: Sequence[int] | None = None) -> dict[str, Any]:
+    """Return what is stored of a target's run, and of the model's `calls`."""
     families: dict[str, list[Result]] = defaultdict(list)
     for result in run.cases:
         families[result.family].append(result)
     return {
-        "target": run.title,
+        "target": target,
         "date": date,
         "torch": run.environment["torch"],
-        "command": shlex.join(command(run.title)),
+        "command": shlex.join(command(target)),
         "complete": run.complete and not run.not_judged,
         "families": {name: counts_of(families[name]) for name in sorted(families)},
         "columns": {name: counts_of([*filter(holds, run.cases)]) for name, holds in COLUMNS.items()},
+        "calls": calls,
     }
 
 
 def measure(target: str) -> Path:
-    """Run the selection on a target and store its counts. Raises SystemExit if nothing was compared."""
-    with tempfile.TemporaryDirectory() as folder:
-        words = [sys.executable, "-m", *command(target), "--reports", folder]
-        code = subprocess.run(words, check=False, stdout=subprocess.DEVNULL).returncode
-        if code not in (0, 1):
-            raise SystemExit(f"{target}: exit code {code}")
-        run = model.load(Path(folder) / "opinfo.json")
+    """Run the selection and the model on a target and store the counts. Raises SystemExit if no case was compared."""
+    run, models = _result(command(target), "opinfo.json"), _result(models_command(target), "models.json")
+    if run is None:
+        raise SystemExit(f"{target}: nothing was compared")
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     file = FOLDER / f"{profiles.file_name(target)}.json"
     FOLDER.mkdir(exist_ok=True)
-    write(file, json.dumps(condense(run, today), indent=1) + "\n")
+    write(file, json.dumps(condense(target, run, today, calls_of(models) if models else None), indent=1) + "\n")
     return file
+
+
+def _result(words: Sequence[str], file: str) -> Run | None:
+    """Run a command of this package and return its result; None if it compared nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        line = [sys.executable, "-m", *words, "--reports", folder]
+        code = subprocess.run(line, check=False, stdout=subprocess.DEVNULL).returncode
+        return model.load(Path(folder) / file) if code in (0, 1) else None
 
 
 def tables(runs: Sequence[dict[str, Any]]) -> str:
@@ -94,8 +115,9 @@ def tables(runs: Sequence[dict[str, Any]]) -> str:
     families = sorted({name for run in runs for name in run["families"]})
     parts = [
         _table(runs, "families", families),
-        "By dtype, layout and variant:",
-        _table(runs, "columns", [*COLUMNS]),
+        f"By dtype, layout and variant, and the calls of `{MODEL}`:",
+        _table([run | {"columns": run["columns"] | {"a model": run["calls"]}} for run in runs], "columns",
+               [*COLUMNS, "a model"]),
         "\n".join(
             ["| target | date | torch | ran to the end |", "|---|---|---|---|"]
             + [
@@ -103,7 +125,7 @@ def tables(runs: Sequence[dict[str, Any]]) -> str:
                 for run in runs
             ]
         ),
-        f"Each by\n\n```sh\n{runs[0]['command'].replace(runs[0]['target'], 'TARGET', 1)}\n```" if runs else "",
+        f"Each by\n\n```sh\n{shlex.join(command('TARGET'))}\n{shlex.join(models_command('TARGET'))}\n```" if runs else "",
     ]
     return "\n\n".join(parts)
 

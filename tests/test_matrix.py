@@ -37,14 +37,14 @@ def test_there_are_ten_targets_of_one_selection():
 
 def test_what_is_stored():
     """A case that differs is counted as wrong, one without a comparison as neither."""
-    stored = matrix.condense(RUN, "2026-11-29")
+    stored = matrix.condense("mydevice", RUN, "2026-11-29")
     assert stored["families"] == {"arithmetic": [1, 1, 0], "order": [0, 0, 1]}
     assert stored["columns"]["views"] == [0, 1, 0] and stored["columns"]["plain"] == [1, 0, 1]
     assert stored["complete"] and "--target mydevice" in stored["command"]
 
 
 def test_the_table():
-    part = matrix.tables([matrix.condense(RUN, "2026-11-29")])
+    part = matrix.tables([matrix.condense("mydevice", RUN, "2026-11-29")])
     assert "| `mydevice` | **1 of 2** | – |" in part
     assert "conformance opinfo --target TARGET" in part
 
