@@ -244,7 +244,7 @@ def heat_map(results: Iterable[Result]) -> dict[str, Any]:
         }
         for family in families
     ]
-    labels = [" ".join(column[part] for part in varied) for column in columns]
+    labels = [" ".join(column[part] for part in varied) or "no dtype" for column in columns]
     return {"columns": labels, "rows": rows, "narrow": len(columns) <= 2}
 
 

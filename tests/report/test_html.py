@@ -13,6 +13,7 @@ from conformance.record.program_stats import ProgramStats
 from conformance.record.repro import Repro
 from conformance.record.result import Failure, Outcome, Result, Run
 from conformance.record.sentences import LAYOUTS
+from conformance.record.shortfall import Shortfall
 from conformance.report import html
 from conformance.standalone.script import MARKER
 from tests.report.runs import HOSTILE, campaign, failed, fuzz_finding, result, run
@@ -117,6 +118,17 @@ class TestHtml:
         assert heat["columns"] == ["float32", "int64"]
         cell = heat["rows"][0]["cells"][0]
         assert (cell["passed"], cell["total"], cell["step"]) == (1, 2, "2")
+
+    def test_a_case_without_a_dtype_has_a_column_with_a_name(self) -> None:
+        """Regression test: tests of PyTorch without a dtype stood below an empty heading."""
+        assert html.heat_map([result("a"), result("b", dtype="")])["columns"] == ["float32", "no dtype"]
+
+    def test_what_was_not_judged_is_neither_good_nor_bad(self) -> None:
+        """It fails a strict run only. Regression test: it had the green mark of a passed half."""
+        short = [Shortfall("programs", 165, 200)]
+        assert Page(html.render(run(result(), not_judged=short))).verdicts == ["verdict good", "verdict open"]
+        strict = Page(html.render(run(result(), not_judged=short, strict=True)))
+        assert strict.verdicts == ["verdict good", "verdict bad"]
 
     def test_checks_of_one_operator(self) -> None:
         """The page of `conformance operator` names the operator at its top, and has no map: its checks have no family.
