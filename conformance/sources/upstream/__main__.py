@@ -152,8 +152,11 @@ class Upstream(MeasuredCases):
 
 def judged(run: Run, planned: int) -> str:
     """Return how many of the planned tests have which outcome, and the share that was judged. A run that a signal or a
-    failure stopped has no shortfall, and its tests without a result are not judged either."""
-    tests = [result for result in run.results if result.variant in (TESTS, LOADING)]  # not entries that are stale
+    failure stopped has no shortfall, and its tests without a result are not judged either. The tests of a file that
+    cannot be loaded are not known: its one case counts as none."""
+    unloaded = [result.family for result in run.results if result.variant == LOADING]
+    tests = [result for result in run.results if result.variant == TESTS]  # not entries that are stale
+    planned -= len(unloaded)
     counts = Counter(result.outcome for result in tests)
     dead, lost = counts[Outcome.CRASH] + counts[Outcome.TIMEOUT], planned - len(tests)
     failed = counts[Outcome.FAIL] + counts[Outcome.FLAKY] + counts[Outcome.XPASS]
@@ -163,7 +166,8 @@ def judged(run: Run, planned: int) -> str:
         f"{dead} ended or hung their process", f"{lost} not run",
     ]  # fmt: skip
     share = 100 * len(tests) / planned if planned else 0.0
-    return f"{planned} tests of PyTorch: {', '.join(words)}; {share:.1f} % judged"
+    unknown_tests = f"; not counted, since they cannot be loaded: {', '.join(unloaded)}" if unloaded else ""
+    return f"{planned} tests of PyTorch: {', '.join(words)}; {share:.1f} % judged{unknown_tests}"
 
 
 def why_none(files: Sequence[TestFile]) -> str:

@@ -137,7 +137,7 @@ def run(target: str, case: DeviceTest) -> Result:
 
 def load_again(target: str, case: DeviceTest) -> Result:
     """Return the result of a file that could not be loaded when its tests were listed. A package that is not installed
-    is not the target's."""
+    is not the target's. Nothing is compared, so that a run of this file alone is not green."""
     from conformance.standalone.device_tests import without_device_name
 
     try:
@@ -148,7 +148,7 @@ def load_again(target: str, case: DeviceTest) -> Result:
         message = without_device_name(f"{type(error).__name__}: {error}", str(loaded(target).device))
     else:
         message = "it could be loaded only the second time, so its tests are not known"
-    return case.result(Outcome.FAIL, samples=1, failed=1, failures=(failure_of(case, message, ""),))
+    return case.result(Outcome.FAIL, failures=(failure_of(case, message, ""),))
 
 
 def failure_of(case: DeviceTest, message: str, place: str) -> Failure:

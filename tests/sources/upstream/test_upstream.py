@@ -18,7 +18,7 @@ from conformance.record.names import UPSTREAM
 from conformance.record.result import SHOWS, Outcome, Result, Run
 from conformance.sources.upstream import tasks
 from conformance.sources.upstream.__main__ import _dtypes_of, judged, main, why_none
-from conformance.sources.upstream.table import TESTS, DeviceTest, TestFile, files_of, test_of
+from conformance.sources.upstream.table import LOADING, TESTS, DeviceTest, TestFile, files_of, test_of
 from conformance.standalone.device_tests import FAILED, PASSED, SKIPPED, run_device_test, without_device_name
 from conformance.standalone.torch_compat import device_type_tests
 from tests.patience import stretched
@@ -318,6 +318,23 @@ class TestCommand:
             assert judged(run, 8).endswith("0 ended or hung their process, 6 not run; 25.0 % judged")
             assert judged(run, 8).startswith("8 tests of PyTorch: 2 passed, 0 failed, ")
         assert judged(Run("toy", results=ran), 2).endswith("0 not run; 100.0 % judged")
+
+    def test_a_file_that_cannot_be_loaded_is_not_judged(self) -> None:
+        """Regression test: a file of PyTorch 2.6 that torch 2.13 cannot load was one test, of which 100 % was judged,
+        since it cannot be loaded without the device either."""
+        file = DeviceTest("test_torch.py", variant=LOADING).result(Outcome.XFAIL, reason="cpu")
+        said = judged(Run("toy", results=[file]), 1)
+        assert said.startswith("0 tests of PyTorch: 0 passed, 0 failed, 0 declared ")
+        assert said.endswith("0.0 % judged; not counted, since they cannot be loaded: test_torch")
+
+    def test_a_file_that_no_target_can_load_is_not_green(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Regression test: it failed on torch CPU, too, so the run of no test at all ended with exit code 0."""
+        file = tmp_path / "test_older.py"
+        file.write_text("from torch.testing._internal.common_cuda import a_name_of_an_older_torch\n")
+        assert main(words(tmp_path, "passthrough", file)) == 2
+        assert "0.0 % judged; not counted, since they cannot be loaded: test_older" in capsys.readouterr().out
 
     def test_unknown_test(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """A misspelt name is one sentence with the nearest one."""
