@@ -62,10 +62,12 @@ class FindingsError(Exception):
 
 @dataclass(frozen=True)
 class Script:
-    """Program that shows a finding: its lines of output, and its needs if torch or tinygrad alone cannot run it."""
+    """Program that shows a finding: its lines of output, and its needs if torch or tinygrad alone cannot run it. If a
+    kernel of some CPUs is at fault, `elsewhere` has the lines of all others."""
 
     code: str
     prints: str
+    elsewhere: str = ""
     needs: str = ""
 
 

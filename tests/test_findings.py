@@ -33,10 +33,12 @@ SCRIPTS = [
 class TestScripts:
     @pytest.mark.parametrize("script", SCRIPTS)
     def test_prints_both_answers(self, script, standalone):
-        """The script runs unchanged in a fresh process and prints exactly the stated lines."""
+        """The script runs unchanged in a fresh process and prints exactly the stated lines, those of this CPU if a
+        kernel of some CPUs is at fault. Regression test: `_int_mm` is right on a CPU without AVX-512."""
         ran = standalone(script.code)
         assert ran.returncode == 0, ran.stderr
-        assert script.prints and ran.stdout.splitlines() == script.prints.splitlines()
+        stated = [text.splitlines() for text in (script.prints, script.elsewhere) if text]
+        assert script.prints and ran.stdout.splitlines() in stated
 
     def test_findings_without_a_script_that_runs_are_known(self):
         """Only findings that need the device or another checkout have no script that the tests can run. Those of
