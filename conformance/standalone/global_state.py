@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import builtins
 import ctypes
+import gc
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -49,6 +51,9 @@ ANY, CALLABLE, MAP, ZIP = any, callable, map, zip
 WRAPPED_BY_DYNAMO = "torch.manual_seed"
 """A function that torch itself replaces when it imports Dynamo, as the first call of a custom operator does."""
 
+EIGHTH = sys.float_info.epsilon / 8
+"""Vanishes beside 1 where numbers are rounded to the nearest one."""
+
 MODES: Mapping[str, Callable[[], Any]] = {
     "torch.initial_seed()": torch.initial_seed,
     "torch.is_grad_enabled()": torch.is_grad_enabled,
@@ -73,8 +78,24 @@ MODES: Mapping[str, Callable[[], Any]] = {
     "torch.get_num_threads()": torch.get_num_threads,
     "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled,
     "whether numbers below the smallest normal one are 0": lambda: sys.float_info.min / 2 == 0,
+    "how 1 + 2**-55 and 1 - 2**-55 are rounded": lambda: (1 + EIGHTH, 1 - EIGHTH),
+    "os.getcwd()": os.getcwd,
+    "gc.isenabled()": gc.isenabled,
 }
-"""Settings of torch that hold beyond a call. torch does not tell `set_flush_denormal`, so the last one tries it."""
+"""Settings of the process that hold beyond a call. Nothing tells `torch.set_flush_denormal` and the direction of
+rounding, so two of them try these."""
+
+SET_BY_COMPILERS = (
+    "TORCHINDUCTOR_", "_TORCHINDUCTOR_", "TRITON_", "KMP_DUPLICATE_LIB_OK", "CUBLAS_WORKSPACE_CONFIG", "CUDA_HOME",
+)  # fmt: skip
+"""Beginnings of the names of environment variables that torch and Triton set when they compile for the first time."""
+
+
+def environment() -> dict[str, str]:
+    """Return the variables of the environment, by their names in findings."""
+    return {
+        f"os.environ[{name!r}]": value for name, value in os.environ.items() if not name.startswith(SET_BY_COMPILERS)
+    }
 
 
 def torch_state() -> bytes:
@@ -121,17 +142,16 @@ def global_state(function: Any) -> GlobalState:
         parts = {"code": one.__code__, "defaults": one.__defaults__, "keyword defaults": one.__kwdefaults__}
         objects |= {f"the {part} of {one.__qualname__}": value for part, value in parts.items()}
     known = {name: read for name, read in GENERATORS.items() if "numpy" not in name or "numpy" in sys.modules}
-    return GlobalState(
-        owners, objects, {name: read() for name, read in MODES.items()}, {name: read() for name, read in known.items()}
-    )
+    settings = {name: read() for name, read in MODES.items()} | environment()
+    return GlobalState(owners, objects, settings, {name: read() for name, read in known.items()})
 
 
 def compare_states(before: GlobalState, after: GlobalState) -> dict[str, tuple[str, str]]:
     """Return what has changed, by name: as it was, and as it is."""
     found = {
-        name: (str(value), str(after.settings[name]))
-        for name, value in before.settings.items()
-        if after.settings[name] != value
+        name: (str(before.settings.get(name, "unset")), str(after.settings.get(name, "unset")))
+        for name in {**before.settings, **after.settings}
+        if before.settings.get(name) != after.settings.get(name)
     }
     found |= {
         name: ("its state before the call", "another one")

@@ -6,8 +6,10 @@ than its inputs. `WATCHED` are those that ask only whether they are watched: no 
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
+import platform
 import random
 import sys
 import threading
@@ -25,6 +27,9 @@ MATRIX = {"x": "float32[n, m]", "sizes": {"n": "1..20", "m": "1..20"}}
 
 CHEATS: dict[str, tuple[dict[str, Any], str]] = {}
 WATCHED: dict[str, dict[str, Any]] = {}
+
+UPWARD = 0x400000 if platform.machine() == "aarch64" else 0x800
+"""The value of FE_UPWARD in fenv.h."""
 
 
 def reference(x: torch.Tensor, slope: float = 1.0) -> torch.Tensor:
@@ -268,6 +273,11 @@ def returns_its_result_only_for_leaves(x):
 # Changes of functions that time or compare
 
 
+after_changing("changes_the_environment", lambda: os.environ.update(OMP_NUM_THREADS="7"))
+after_changing("removes_a_variable", lambda: os.environ.pop("PATH"))
+after_changing("changes_the_folder", lambda: os.chdir("/"))
+after_changing("stops_the_collector", gc.disable)
+after_changing("rounds_upwards", lambda: ctypes.CDLL("libm.so.6").fesetround(UPWARD))
 after_changing("stops_the_clock", lambda: setattr(time, "perf_counter", lambda: 0.0))
 after_changing("replaces_a_builtin", lambda: setattr(__import__("builtins"), "max", lambda *args, **more: 0))
 after_changing("replaces_assert_close", lambda: setattr(torch.testing, "assert_close", lambda *args, **more: None))

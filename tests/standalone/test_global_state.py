@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import os
 import random
 import subprocess
 import sys
@@ -12,6 +15,7 @@ import torch
 
 from conformance.sources.operator.forks import forked
 from conformance.standalone.global_state import compare_states, functions_below, global_state
+from tests.planted.cheats import UPWARD
 
 
 def scale(x, by=2):
@@ -54,6 +58,11 @@ def replace_code():
     (lambda: torch.set_float32_matmul_precision("medium"), "torch.get_float32_matmul_precision()"),
     (lambda: torch.set_num_threads(3), "torch.get_num_threads()"),
     (lambda: torch.use_deterministic_algorithms(True), "torch.are_deterministic_algorithms_enabled()"),
+    (lambda: os.environ.update(OMP_NUM_THREADS="77"), "os.environ['OMP_NUM_THREADS']"),
+    (lambda: os.environ.pop("PATH"), "os.environ['PATH']"),
+    (lambda: os.chdir("/"), "os.getcwd()"),
+    (gc.disable, "gc.isenabled()"),
+    (lambda: ctypes.CDLL("libm.so.6").fesetround(UPWARD), "how 1 + 2**-55 and 1 - 2**-55 are rounded"),
     (lambda: torch.set_flush_denormal(True), "whether numbers below the smallest normal one are 0"),
 ])  # fmt: skip
 def test_a_change_is_named(change, name):
@@ -82,6 +91,11 @@ def test_an_import_of_dynamo_is_no_change():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.strip() == "0"
+
+
+def test_what_compilers_set_is_no_change():
+    """The first call of a compiled kernel sets these variables."""
+    assert changed(lambda: os.environ.update(TORCHINDUCTOR_CACHE_DIR="folder", TRITON_CACHE_DIR="folder")) == []
 
 
 def test_without_numpy(monkeypatch):
