@@ -6,16 +6,19 @@ than its inputs. `WATCHED` are those that ask only whether they are watched: no 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
 import platform
 import random
+import stat
 import sys
 import threading
 import time
 import types
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy
@@ -440,6 +443,18 @@ def raises_for_all_but_the_smallest(x):
     if x.numel() > 4:
         raise NotImplementedError("only small inputs")
     return right(x)
+
+
+@found_by("structure")
+def sends_verdicts_of_its_own(x):
+    """Says through each connection of its process that some calls were compared, and that there are no more."""
+    for number in map(int, os.listdir("/dev/fd")):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(number).st_mode):
+                pipe = Connection(os.dup(number))
+                for message in [*(("done", call, "") for call in range(10)), "the end of the work"]:
+                    pipe.send(message)
+    return wrong(x)
 
 
 # Whether it is watched

@@ -23,7 +23,7 @@ from conformance.sources.operator import calls as kinds
 from conformance.sources.operator.answers import UnknownAnswer, pack_answer, unpack_answer
 from conformance.sources.operator.calls import CallPlan, DrawnCall
 from conformance.sources.operator.devices import loaded
-from conformance.sources.operator.forks import Fork, ForkDied
+from conformance.sources.operator.forks import Fork, ForkDied, silence_channels
 from conformance.sources.operator.inputs import Description
 from conformance.sources.operator.subject import Operator, by_finding_name, finding_name
 from conformance.standalone import derivative_checks as derivatives
@@ -272,7 +272,10 @@ class OperatorProcess(Fork):
         content = self.receive(self.seconds, Connection.recv_bytes)
         if not content:
             raise ForkDied(Death(ExitReason.CRASH, checks.LOST))
-        answer, reason = unpack_answer(content)
+        pair = unpack_answer(content)
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], str)):
+            raise UnknownAnswer("no pair of an answer and a reason")
+        answer, reason = pair
         if reason and not (self.on_device or question in MAY_REFUSE):
             raise UnknownAnswer(f"a refusal: {reason}")
         if reason:
@@ -287,6 +290,7 @@ MAY_REFUSE = (derivatives.observe_slopes,)
 def answer_questions(procedure: Procedure, trial: Examination, calls: Sequence[DrawnCall], pipe: Connection) -> None:
     """Answer the questions of `OperatorProcess.ask` until there are no more. An answer is a pair: the answer, and the
     reason if the operator cannot be judged, or nothing if the call has left the device unusable."""
+    silence_channels(pipe.fileno())
     device = loaded(trial.device) if trial.device else None
     with device.entered() if device else contextlib.nullcontext(), contextlib.ExitStack() as context:
         current, call = -1, None
