@@ -12,6 +12,7 @@ import torch
 
 from tests.planted.wrong import (
     BAGS,
+    CAST,
     HALF,
     HALF_PRODUCT,
     HEADS,
@@ -25,6 +26,7 @@ from tests.planted.wrong import (
     SCATTERED,
     SEGMENTS,
     WIDE,
+    CastProduct,
     attend,
     attention,
     cross_entropy,
@@ -270,41 +272,23 @@ def half_product_by_blocks(a, b):
     return functools.reduce(torch.add, parts).to(a.dtype)
 
 
-@honest(torch.mm, {"input": "float32[n, k]", "mat2": "float32[k, m]", "sizes": PRODUCT["sizes"]})
+@honest(torch.mm, CAST)
 def casts_itself_under_autocast(input, mat2):
     if not is_cast(input):
         return input @ mat2
     return (input.bfloat16().float() @ mat2.bfloat16().float()).bfloat16()
 
 
-CASTS = {"input": "float32[n, k]", "mat2": "float32[k, m]", "sizes": PRODUCT["sizes"]}
-
-
-@honest(torch.mm, CASTS)
+@honest(torch.mm, CAST)
 def casts_to_the_dtype_of_autocast(input, mat2):
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else input.dtype
     with torch.autocast("cpu", enabled=False):
         return (input.to(dtype).float() @ mat2.to(dtype).float()).to(dtype)
 
 
-class _CastProduct(torch.autograd.Function):
-    @staticmethod
-    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.bfloat16)
-    def forward(ctx, input, mat2):
-        ctx.save_for_backward(input, mat2)
-        return (input.float() @ mat2.float()).to(input.dtype)
-
-    @staticmethod
-    @torch.amp.custom_bwd(device_type="cpu")
-    def backward(ctx, grad):
-        input, mat2 = ctx.saved_tensors
-        dtype, grad = input.dtype, grad.float()
-        return (grad @ mat2.float().mT).to(dtype), (input.float().mT @ grad).to(dtype)
-
-
-@honest(torch.mm, CASTS)
+@honest(torch.mm, CAST)
 def casts_its_inputs_under_autocast(input, mat2):
-    return _CastProduct.apply(input, mat2)
+    return CastProduct.apply(input, mat2, half_product_in_float32)
 
 
 @honest(attention, {**HEADS, **dict.fromkeys(("q", "k", "v"), "float32[h, n, d] in -4..4")})

@@ -402,23 +402,26 @@ def registers_a_cast_to_bfloat16_and_adds_in_it(input, mat2):
     return ADDS_IN_ITS_DTYPE(input, mat2)
 
 
-class _CastProduct(torch.autograd.Function):
+class CastProduct(torch.autograd.Function):
+    """A product whose inputs are cast under autocast, and whose backward multiplies by `multiply`."""
+
     @staticmethod
     @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.bfloat16)
-    def forward(ctx, input, mat2):
+    def forward(ctx, input, mat2, multiply):
         ctx.save_for_backward(input, mat2)
+        ctx.multiply = multiply
         return (input.float() @ mat2.float()).to(input.dtype)
 
     @staticmethod
     @torch.amp.custom_bwd(device_type="cpu")
     def backward(ctx, grad):
         input, mat2 = ctx.saved_tensors
-        return accumulate(grad, mat2.mT), accumulate(input.mT, grad)
+        return ctx.multiply(grad, mat2.mT), ctx.multiply(input.mT, grad), None
 
 
 @wrong("backward", torch.mm, CAST)
 def adds_its_gradient_in_bfloat16_under_autocast(input, mat2):
-    return _CastProduct.apply(input, mat2)
+    return CastProduct.apply(input, mat2, accumulate)
 
 
 # Derivatives
