@@ -407,13 +407,16 @@ def watch_dispatch(call: CheckedCall) -> Iterator[Found]:
 
 
 def observe_dispatch(call: CheckedCall, around: Around) -> list[str]:
-    """Return the names of the operators that a call dispatches to, in order."""
+    """Return the names of the operators that a call dispatches to. A mode takes apart what autograd does not see inside
+    an operator of a library, and the profiler sees calls for which the operator has disabled modes."""
     names: dict[str, None] = {}
 
     def call_watched(function: Function, inputs: dict[str, Any]) -> Any:
-        with Watched(call.device.device.type if call.device else "cpu") as mode:
+        device = call.device.device.type if call.device else "cpu"
+        with torch.autograd.profiler.profile() as profile, Watched(device) as mode:
             result = around(function, inputs)
         names.update(mode.names)
+        names.update(dict.fromkeys(event.name for event in profile.function_events or ()))
         return result
 
     observe_where_it_runs(call, call.inputs, None, call_watched)

@@ -100,7 +100,7 @@ IMPORTS = {
     "(NamedTuple)": "from typing import NamedTuple",
     "(TorchDispatchMode)": "from torch.utils._python_dispatch import TorchDispatchMode",
     "DispatchKeySet(": "from torch._C import DispatchKey, DispatchKeySet",
-    "gc.collect(": "import gc",
+    "gc.": "import gc",
     "time.p": "import time",
     ": time}": "import time",
     "tree_leaves(": "from torch.utils._pytree import tree_leaves",

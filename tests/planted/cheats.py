@@ -329,6 +329,18 @@ def calls_torch_into_its_own_memory(x):
 
 
 @found_by("forbid", forbid=["aten::silu"])
+def calls_torch_without_modes(x):
+    with torch.utils._python_dispatch._disable_current_modes():
+        return torch.nn.functional.silu(x)
+
+
+@found_by("forbid", forbid=["aten::silu"])
+def calls_torch_without_dispatch_to_python(x):
+    with torch._C._DisableTorchDispatch():
+        return torch.nn.functional.silu(x)
+
+
+@found_by("forbid", forbid=["aten::silu"])
 def calls_a_recorded_graph(x, known={}):  # noqa: B006
     """Records torch's operator once, and runs the recorded graph."""
     graph = known.setdefault("graph", torch.jit.script(torch.nn.SiLU()))
