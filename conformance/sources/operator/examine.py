@@ -92,8 +92,8 @@ NO_SIGN = "it reads the memory of negative views without their sign: pass it x.r
 """Reason of a function by address, unless the user asks for the check `negative`. For an operator of `torch.library`,
 torch resolves such views before it calls the kernel."""
 
-OVER = "the time was over"
-"""Reason of a call that did not begin."""
+OVER, NO_MEMORY = "the time was over", "the operator needs more memory than there is"
+"""Reasons of a call that did not begin. Memory that a call fills takes seconds, and the next call fills it again."""
 
 
 @dataclass(frozen=True)
@@ -200,10 +200,11 @@ def is_list(value: Any) -> bool:
 @dataclass
 class Budget:
     """The processor time in seconds that is left for calls, and the procedures that wait for their share of it. Time
-    that a procedure does not use goes to the next ones."""
+    that a procedure does not use goes to the next ones. `over` is the reason of calls that do not begin."""
 
     left: float
     waiting: list[str]
+    over: str = OVER
 
     @classmethod
     def of(cls, request: CheckRequest) -> Budget:
@@ -361,9 +362,11 @@ def verdicts(trial: Examination, request: CheckRequest, budget: Budget | None = 
                 yield CheckVerdict(check, reason=request.exclude[check], excluded=True)
         if name in procedures:
             begin, share = processor_time(), budget.share(name)
-            results = [*_verdicts(trial, name, procedures[name], request, share)]
+            results = [*_verdicts(trial, name, procedures[name], request, share, budget.over)]
             waited = request.seconds if any(result.finding and result.check == "hang" for result in results) else 0.0
             budget.left -= processor_time() - begin + waited
+            if any(result.finding and result.check == "memory" for result in results):
+                budget.left, budget.over = 0.0, NO_MEMORY
             yield from results
 
 
@@ -469,12 +472,12 @@ def spread(row: Sequence[int]) -> list[int]:
 
 
 def _verdicts(
-    trial: Examination, name: str, checks: Sequence[str], request: CheckRequest, share: float
+    trial: Examination, name: str, checks: Sequence[str], request: CheckRequest, share: float, over: str
 ) -> Iterator[CheckVerdict]:
     calls = asked_calls(calls_of(trial, name), request) if name == "compare" else calls_of(trial, name)
     by_check, outcomes = dict[str, list[Difference]](), list[ComparedCall]()
     excused = dict[int, str]()
-    for item in examined(trial, name, calls, request.seconds, share):
+    for item in examined(trial, name, calls, request.seconds, share, over):
         if isinstance(item, ComparedCall):
             outcomes.append(item)
         elif item.check in INCOMPARABLE and item.check in request.exclude:
@@ -567,11 +570,20 @@ Item = Difference | ComparedCall
 
 
 def examined(
-    trial: Examination, name: str, calls: Sequence[DrawnCall], seconds: float = SECONDS, share: float = BUDGET
+    trial: Examination,
+    name: str,
+    calls: Sequence[DrawnCall],
+    seconds: float = SECONDS,
+    share: float = BUDGET,
+    over: str = OVER,
 ) -> Iterator[Item]:
     """Run a procedure on the calls, in a fork. A call may take `seconds`, and the first begins if `share`, the time for
-    all calls in seconds, is not 0."""
+    all calls in seconds, is not 0; `over` is the reason of those that do not begin. A call without enough memory is the
+    last one, as one that ends the process."""
     procedure = PROCEDURES[name]
+    if share <= 0:
+        yield from (ComparedCall(call.kind, over, call) for call in calls)
+        return
     if procedure.compiler:
         importlib.import_module("torch._dynamo")  # here, so that no fork imports it again
         loaded(procedure.compiler)
@@ -591,13 +603,15 @@ def examined(
                 ask_reference = lambda question, *details: ask_on_device(reference, number, question, details)  # noqa: E731
             for turn, number in enumerate(in_turns(calls)):
                 used = processor_time() + processor_time_of(operator.process)
-                if share <= 0 or (turn and used > share):
-                    send(("done", number, OVER))
+                if turn and used > share:
+                    send(("done", number, over))
                     continue
                 reason = ""
                 try:
                     for found in procedure.differences(trial, calls[number], ask, ask_reference):
                         send(("found", number, found))
+                        if found[0] == "memory":
+                            return
                 except NotJudged as error:
                     reason = str(error)
                 except ForkDied as error:

@@ -188,7 +188,7 @@ class TestTime:
         """The pytest marker and the command judge check by check."""
         shares = []
 
-        def examined(trial, name, calls, seconds, share):
+        def examined(trial, name, calls, seconds, share, over):
             shares.append(share)
             return iter([])
 

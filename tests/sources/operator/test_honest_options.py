@@ -330,13 +330,18 @@ def test_sums_in_random_order_are_a_repetition_only():
 
 
 @pytest.mark.slow
-def test_a_kernel_that_eats_memory_is_one_of_memory():
-    """It is no hang."""
-    kept = []
+def test_a_kernel_that_eats_memory_is_one_of_memory(tmp_path):
+    """It is no hang, and the memory is not filled again for each check. Regression test: each of them did."""
+    kept, calls = [], tmp_path / "calls"
 
     def eat(x):
+        with calls.open("a") as file:
+            file.write("call ")
         while True:
             kept.append(torch.ones(10**7))
 
-    with pytest.raises(AssertionError, match="memory: result: expected an answer"):
-        conformance.check(eat, reference=torch.clone, inputs={"x": "float32[4]"}, checks=["values"])
+    with pytest.raises(AssertionError, match="memory: result: expected an answer") as error:
+        conformance.check(eat, reference=torch.clone, inputs={"x": "float32[n]", "sizes": {"n": "1..9"}})
+    assert len(calls.read_text().split()) <= 6  # the check, and the search for a smaller call
+    rows = {row.check: row.reason for row in error.value.verdicts}
+    assert rows["gradients"] == rows["compile"] == "the operator needs more memory than there is"
