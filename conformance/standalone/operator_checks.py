@@ -19,6 +19,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import math
 import os
 import sys
 import time
@@ -48,8 +49,8 @@ from conformance.standalone.observation import (
     tensors_by_name,
     versions_of,
 )
-from conformance.standalone.oracles import Mismatch, Tolerance, differences, differing, facts_of, show, tolerance_of
-from conformance.standalone.rounding import ARBITRATED, Swayed, Widened, arbitrate
+from conformance.standalone.oracles import Mismatch, Tolerance, differences, differing, facts_of, show
+from conformance.standalone.rounding import ARBITRATED, Swayed, Widened, arbitrate, distance, subject
 
 Function = Callable[..., Any]
 Inputs = Callable[[], dict[str, Any]]
@@ -326,9 +327,11 @@ def mismatches_of(
     oracles: Collection[str],
     tolerance: Tolerance | None = None,
     bits: bool = False,
+    weights: Mapping[str, torch.Tensor] | None = None,
 ) -> list[Mismatch]:
     """Return the differences of two answers; `bits` says that values must agree to the bit."""
-    return differences(facts_of(want), facts_of(got), oracles=oracles, exact=bits, tolerance=tolerance)
+    facts = facts_of(want), facts_of(got)
+    return differences(*facts, oracles=oracles, exact=bits, tolerance=tolerance, weights=weights)
 
 
 def by_container(found: Iterable[Mismatch], want: Observation, got: Observation) -> list[Mismatch]:
@@ -418,50 +421,67 @@ def from_reference(
     """Return the differences of the operator's answer from the reference's that neither the reference's rounding nor
     its own indecision explains. `narrow` is the least precise dtype in which the operator may round, by default that
     of the inputs, and `adds_in` that in which it may add."""
-    small = scaled_tolerances(call, want)
-    found = mismatches_of(want, got, oracles, call.tolerances)
-    for name, tolerances in small.items():
-        mine = (one for one in mismatches_of(want, got, oracles, tolerances) if one.where == name)
-        found = [*(one for one in found if one.where != name), *mine]
+    weights = weights_of(want, around is call_plainly and narrow is None) if call.scales else {}
+    found = mismatches_of(want, got, oracles, call.tolerances, weights=weights)
     if call.kind == SPECIAL and any(one.oracle == "value" for one in found) and is_undecided(call):
         found = [one for one in found if one.oracle != "value"]
+    strides = [one for one in found if one.oracle == "stride"]  # which do not keep values from being compared
+    found = [one for one in found if one.oracle != "stride"]
     if not found or any(one.oracle not in ARBITRATED for one in found):
-        return found
+        return strides + found
     truth = call.expected(Widened(), around)
     if truth.error is not None:
-        return found
-    left, swayed = list[Mismatch](), list[Observation]()
-    for name in dict.fromkeys(one.where if one.where in small else "" for one in found):
-        part = [one for one in found if (one.where if one.where in small else "") == name]
-        judge = functools.partial(
-            arbitrate, part, want, got, truth, tolerance=small.get(name, call.tolerances), names=JUDGED
-        )
-        rest = judge()
-        if rest and (
-            swayed := swayed or sway_reference(call, around, narrow or coarsest_dtype(call.inputs()), adds_in)
-        ):
-            rest = judge(swayed=swayed)
-        left += rest
-    return left
+        return strides + found
+    weigh = functools.partial(weighted, weights=weights)
+    judge = functools.partial(
+        arbitrate, found, *map(weigh, (want, got, truth)), tolerance=call.tolerances, names=JUDGED
+    )
+    left = judge()
+    if left and (swayed := sway_reference(call, around, narrow or coarsest_dtype(call.inputs()), adds_in)):
+        left = judge(swayed=[*map(weigh, swayed)])
+        if left and narrow is None and rounds_in_own_steps(call, found, got, truth, swayed, around):
+            left = judge(swayed=[*map(weigh, sway_operator(call, around))])
+    return strides + left
 
 
 JUDGED = ("the reference", "the operator")
 """Names of the two sides in the detail of a difference."""
 
 
-def scaled_tolerances(call: CheckedCall, want: Observation) -> dict[str, Tolerance]:
-    """Return the tolerances of each result whose largest element is below 1. The absolute ones of torch.testing and
-    op_db are for results around 1: for smaller ones they shrink as that element does, so that zeros are no answer. A
-    user's stay as they are."""
-    small: dict[str, Tolerance] = {}
-    for name, seen in want.tensors.items() if call.scales else ():
-        if of_result(name) and is_differentiable(seen.value):
-            finite = seen.value[seen.value.isfinite()].abs()
-            scale = float(finite.max()) if finite.numel() else 0.0
-            if 0 < scale < 1:
-                rtol, atol = tolerance_of(seen.dtype, call.tolerances)
-                small[name] = {**call.tolerances, str(seen.dtype)[6:]: (rtol, atol * scale)}
-    return small
+LEAST_SLICE = 8
+"""Elements of a slice whose largest one is a scale of its own. The largest one of a few may be small by chance."""
+
+
+def weights_of(want: Observation, in_slices: bool) -> dict[str, torch.Tensor]:
+    """Return the factors by which results below 1 are multiplied before they are compared. The absolute tolerances of
+    torch.testing and op_db are for results around 1, and zeros are within them where all right results are small. So
+    the largest element of each result becomes about 1, and with `in_slices` that of each row, column, and so on: an
+    operator may compute these apart from each other. The factors are powers of two, so no bit is lost."""
+    found: dict[str, torch.Tensor] = {}
+    for name, seen in want.tensors.items():
+        if not (of_result(name) and is_differentiable(seen.value) and seen.value.numel() and seen.dtype.itemsize > 1):
+            continue
+        sizes = seen.value.abs().nan_to_num(0.0, 0.0, 0.0)
+        scale, dims = sizes.amax(), {*range(sizes.dim())}
+        for dim in dims if in_slices and len(dims) > 1 else ():
+            if sizes.numel() >= LEAST_SLICE * sizes.shape[dim]:
+                largest = sizes.amax([*dims - {dim}], keepdim=True)
+                scale = torch.minimum(scale, largest.where(largest > 0, scale))
+        limits = torch.finfo(sizes.dtype)
+        scale = scale.where(scale > 0, 1.0).clamp(max(limits.tiny, 1 / limits.max), 1.0)
+        if bool((scale < 1).any()):
+            found[name] = (-scale.double().log2().ceil()).exp2().to(sizes.dtype).expand(sizes.shape)
+    return found
+
+
+def weighted(seen: Observation, weights: Mapping[str, torch.Tensor]) -> Observation:
+    """Return an answer with its results multiplied by their weights."""
+    values = {
+        name: dataclasses.replace(one, value=one.value * weights[name].to(one.value.abs().dtype))
+        for name, one in seen.tensors.items()
+        if name in weights and is_differentiable(one.value) and one.value.shape == weights[name].shape
+    }
+    return dataclasses.replace(seen, tensors={**seen.tensors, **values}) if values else seen
 
 
 def is_undecided(call: CheckedCall) -> bool:
@@ -501,6 +521,48 @@ def sway_reference(
         sways += [Swayed(narrow, seed, unit, inputs=casts) for seed in range(SWAYS) for unit in (units, -units)]
     runs = [call.expected(sway, around) for sway in sways]
     return runs if all(run.error is None for run in runs) else []
+
+
+def rounds_in_own_steps(
+    call: CheckedCall,
+    found: Sequence[Mismatch],
+    got: Observation,
+    truth: Observation,
+    swayed: Sequence[Observation],
+    around: Around,
+) -> bool:
+    """Whether rounding to float32 in steps that the reference has not may explain differences. Strassen's product adds
+    what it subtracts later: its error follows the largest elements of the product, and that of the reference each
+    element. So no element may be farther from the truth than the one that moves most in `swayed`, where the steps of
+    the reference are rounded (a mean of squares minus the square of a mean is), and in float64 the operator must be
+    right."""
+    if call.device is not None or coarsest_dtype(call.inputs()) is not torch.float32:
+        return False
+
+    def errors_of(seen: Observation) -> list[float]:
+        """The largest distances from the truth, for each difference; infinite if there is none."""
+        pairs = [(subject(one, truth), subject(one, seen)) for one in found]
+        return [
+            math.inf
+            if right is None or part is None or right.shape != part.shape
+            else float(distance(right, part).nan_to_num(math.inf, math.inf).amax())
+            for right, part in pairs
+        ]
+
+    most = [max(each) for each in zip(*map(errors_of, swayed))]
+    if not all(off <= limit < math.inf for off, limit in zip(errors_of(got), most)):
+        return False
+    return all(off <= EXACT * limit for off, limit in zip(errors_of(call.actual(Widened(), around)), most))
+
+
+EXACT = 1e-4
+"""Largest error of an operator that is right in float64, in errors that rounding to float32 explains."""
+
+
+def sway_operator(call: CheckedCall, around: Around) -> list[Observation]:
+    """Return the operator's answers in float64 with inputs and rounded results moved, as far as it has any."""
+    sways = (Swayed(torch.float32, seed, units) for seed in range(SWAYS) for units in (2 * TIMES, -2 * TIMES))
+    return [run for run in (call.actual(sway, around) for sway in sways) if run.error is None]
 
 
 # Autocast
@@ -550,8 +612,9 @@ def is_rounded_by_autocast(
     """Whether rounding explains how an answer under autocast differs from one of the right answers, whose values alone
     differ from it: that of inputs and of the reference's results to bfloat16, or that of each of the operator's own
     steps, since autocast rounds the results of products, and what is computed from these. For these steps, the operator
-    runs in float64, which autocast leaves as it is, with each of its results moved by a unit of bfloat16. If it does
-    not run in float64, each step of the reference may be rounded to bfloat16."""
+    runs in float64, which autocast leaves as it is, with each of its results moved by up to two units of bfloat16, as
+    the range of few runs must hold the rounding errors of many elements. If it does not run in float64, each step of
+    the reference may be rounded to bfloat16."""
 
     def by_reference(**limits: Any) -> bool:
         return any(not of_results(from_reference(call, want, got, {"value"}, around, **limits)) for want in right)
@@ -561,7 +624,7 @@ def is_rounded_by_autocast(
     truth, runs = call.expected(Widened(), around), list[Observation]()
     if call.device is None and truth.error is None:
         cast = functools.partial(call_under_autocast, around=around)
-        sways = (Swayed(torch.bfloat16, seed, unit) for seed in range(SWAYS) for unit in (1.0, -1.0))
+        sways = (Swayed(torch.bfloat16, seed, unit) for seed in range(SWAYS) for unit in (2.0, -2.0))
         runs = [call.actual(sway, cast) for sway in sways]
     if not runs or any(run.error is not None for run in runs):
         return by_reference(narrow=torch.bfloat16)

@@ -108,12 +108,13 @@ def differences(
     oracles: Collection[str] = ORACLES,
     exact: Collection[str] | bool = (),
     tolerance: Tolerance | None = None,
+    weights: Mapping[str, torch.Tensor] | None = None,
 ) -> list[Mismatch]:
     """Return the mismatches between CPU's facts and the target's, in the order of `ORACLES`.
 
     `exact` names the tensors whose bits must agree (pure data movement), or is True for all. NaNs agree whatever their
-    payload. `tolerance` replaces torch.testing's tolerances for some dtypes. If one side raised, its missing results
-    are not differences.
+    payload. `tolerance` replaces torch.testing's tolerances for some dtypes. `weights` are factors by which values are
+    multiplied before they are compared, by name. If one side raised, its missing results are not differences.
     """
     if want.keys() != got.keys():
         want, got = _same_owners(want, got), _same_owners(got, want)
@@ -146,7 +147,8 @@ def differences(
                 # Of a value, dtype and shape are separate facts.
                 mismatches += [Mismatch(oracle, name, left, right)] if oracle != "value" else []
             elif oracle != "grad" or "value" in oracles:
-                mismatches += _values(oracle, name, expected, actual, bits, tolerance)
+                weight = (weights or {}).get(name) if oracle == "value" else None
+                mismatches += _values(oracle, name, expected, actual, bits, tolerance, weight)
         elif oracle == "value":
             if want["structure", name] == got["structure", name] and not _same_plain(expected, actual):
                 mismatches.append(Mismatch(oracle, name, repr(expected), repr(actual)))
@@ -254,14 +256,21 @@ def same_sign(want: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
 
 
 def _values(
-    oracle: str, name: str, want: torch.Tensor, got: torch.Tensor, bits: bool, tolerance: Tolerance | None
+    oracle: str,
+    name: str,
+    want: torch.Tensor,
+    got: torch.Tensor,
+    bits: bool,
+    tolerance: Tolerance | None,
+    weight: torch.Tensor | None,
 ) -> list[Mismatch]:
     if want is got:
         return []
     want, got = (tensor.resolve_conj().resolve_neg() for tensor in (want, got))
     if not bits and want.dtype in _FLOATS and torch.equal(want, got):
         return []  # a hundred times faster than isclose when the values are equal
-    wrong = differing(want, got, bits, tolerance)
+    sides = (want, got) if weight is None else (want * weight, got * weight)
+    wrong = differing(*sides, bits, tolerance)
     count = int(wrong.sum())
     if not count:
         return []

@@ -182,9 +182,11 @@ def variances_from_var_mean(x):
     return torch.var_mean(x, -1, correction=0)[0]
 
 
-@honest(
-    lambda a, b: a @ b, {"a": "float32[2*n, 2*n] in -2..2", "b": "float32[2*n, 2*n] in -2..2", "sizes": {"n": "1..20"}}
-)
+SQUARES = {**dict.fromkeys("ab", "float32[2*n, 2*n]"), "sizes": {"n": "1..20"}}
+SPREADS = dict.fromkeys(("specials_inf", "specials_nan"), "they reach each block")
+
+
+@honest(product, SQUARES, exclude=SPREADS)
 def product_by_strassen(a, b):
     n = a.shape[0] // 2
     a11, a12, a21, a22 = a[:n, :n], a[:n, n:], a[n:, :n], a[n:, n:]
@@ -193,6 +195,34 @@ def product_by_strassen(a, b):
     p4, p5 = a22 @ (b21 - b11), (a11 + a12) @ b22
     p6, p7 = (a21 - a11) @ (b11 + b12), (a12 - a22) @ (b21 + b22)
     return torch.cat([torch.cat([p1 + p4 - p5 + p7, p3 + p5], 1), torch.cat([p2 + p4, p1 - p2 + p3 + p6], 1)])
+
+
+@honest(product, SQUARES, exclude=SPREADS)
+def product_by_winograd(a, b):
+    n = a.shape[0] // 2
+    a11, a12, a21, a22 = a[:n, :n], a[:n, n:], a[n:, :n], a[n:, n:]
+    b11, b12, b21, b22 = b[:n, :n], b[:n, n:], b[n:, :n], b[n:, n:]
+    s1, s3, t1, t3 = a21 + a22, a11 - a21, b12 - b11, b22 - b12
+    s2, t2 = s1 - a11, b22 - t1
+    first = a11 @ b11
+    u1 = first + s2 @ t2
+    u2, u3 = u1 + s3 @ t3, u1 + s1 @ t1
+    rows = [[first + a12 @ b21, u3 + (a12 - s2) @ b22], [u2 - a22 @ (t2 - b21), u2 + s1 @ t1]]
+    return torch.cat([torch.cat(row, 1) for row in rows])
+
+
+@honest(product, PRODUCT)
+def product_in_padded_memory(a, b):
+    """Has other strides, and adds in another order."""
+    result = a.new_zeros(a.shape[0] + 3, b.shape[1] + 3)[: a.shape[0], : b.shape[1]]
+    for at in range(0, a.shape[1], 16):
+        result = result + torch.nn.functional.pad(a[:, at : at + 16] @ b[at : at + 16], (0, 3))[:, : b.shape[1]]
+    return torch.nn.functional.pad(result, (0, 3))[:, : b.shape[1]]
+
+
+@honest(torch.nn.functional.softplus, {"input": "float32[n, m] in -9..9", "sizes": MATRIX["sizes"]})
+def softplus_without_log1p(input):
+    return (1 + input.exp()).log()
 
 
 def convolve(x, w):

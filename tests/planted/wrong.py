@@ -147,6 +147,28 @@ def clamps_at_50(x):
     return silu(x.clamp(-50, 50))
 
 
+@wrong("values", lambda x: torch.cat([x, x * 1e-8], -1), MATRIX)
+def returns_zeros_beside_larger_elements(x):
+    return torch.cat([x, torch.zeros_like(x)], -1)
+
+
+@wrong("magnitudes", lambda x: x - x.mean(-1, keepdim=True), MATRIX)
+def drops_rows_below_the_largest_one(x):
+    centred = x - x.mean(-1, keepdim=True)
+    return torch.where(centred.abs().amax(-1, keepdim=True) < 1e-3 * centred.abs().amax(), 0, centred)
+
+
+@wrong("magnitudes", torch.nn.functional.softplus, {"input": "float32[n]", "sizes": VECTOR["sizes"]})
+def is_the_identity_above_5(input):
+    return torch.nn.functional.softplus(input, threshold=5)
+
+
+@wrong("magnitudes", softmax, MATRIX)
+def takes_nearly_equal_elements_for_equal(x):
+    spread = x.amax(-1, keepdim=True) - x.amin(-1, keepdim=True)
+    return torch.where(spread < 0.02, 1 / x.shape[-1], x.softmax(-1))
+
+
 @wrong("magnitudes", torch.sin, MATRIX)
 def reduces_no_argument(x):
     return torch.where(x.abs() < 50, x.sin(), 0)

@@ -45,17 +45,31 @@ such calls."""
 REFUSES_OVERLAP = "more than one element of the written-to tensor"
 """Words of torch about a write to elements that share memory."""
 
+
+def shrink_rows(value: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with every other row a million times smaller, and one without rows unchanged."""
+    if value.dim() < 2:
+        return value
+    result = value.clone()
+    result[1::2] *= 1e-6
+    return result
+
+
 MAGNITUDES: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "around 10": lambda value: value * 10,
     "around 100": lambda value: value * 100,
     "around 10000": lambda value: value * 10000,
     "nearly equal ones around 10000": lambda value: value * 10 + 10000,
+    "around 0.001": lambda value: value * 1e-3,
     "around 0.000001": lambda value: value * 1e-6,
+    "around 0.000001 in every other row": shrink_rows,
     "with a zero": lambda value: value.masked_fill(
         (torch.arange(value.numel()) == value.numel() // 2).view(value.shape), 0
     ),
 }
 """Values of floating inputs whose range the user leaves open: powers overflow, sums cancel, results are below the usual
-absolute tolerance, and a derivative is that at a kink. An operator may choose among ties, so there is one zero."""
+absolute tolerance, or below that of their neighbours, and a derivative is that at a kink. An operator may choose among
+ties, so there is one zero."""
 
 SIZES = (
     1, 3, *(power + step for power in (8, 16, 32, 64, 128, 256, 1024, 2048, 4096, 8192, 65536) for step in (-1, 0, 1))
@@ -74,7 +88,7 @@ EVERY_DTYPE = "all"
 FEWER = 6
 """Samples of op_db in each of the other usual dtypes."""
 
-MOST = MappingProxyType({SAMPLED: 24, BLOCKS: 56, OTHER_DTYPES: 3 * FEWER})
+MOST = MappingProxyType({SAMPLED: 24, BLOCKS: 56, OTHER_DTYPES: 3 * FEWER, SCALED: 2 * len(MAGNITUDES)})
 """Limits on the calls of a kind; the usual one is 12."""
 
 LARGEST = 100_000
