@@ -52,9 +52,8 @@ def _module() -> ModuleType:
 
 
 class _Guard(torch_compat.DeviceGuard):  # type: ignore[misc]
-    def type_(self) -> Any:
-        pending_errors.set_aside()
-        return torch_compat.DeviceType.PrivateUse1
+    # an attribute of the class: Python clears an error when it looks further
+    type_ = staticmethod(pending_errors.guard_method(torch_compat.DeviceType.PrivateUse1))
 
 
 class _Hooks(torch_compat.PrivateUse1Hooks):  # type: ignore[misc]

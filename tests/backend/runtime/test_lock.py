@@ -113,7 +113,6 @@ class TestClear:
             assert held == []
             assert lock._dropped
 
-
     @pytest.mark.parametrize("call", range(6))
     def test_an_interrupt_leaves_the_lock_free(self, call):
         """A KeyboardInterrupt may strike after any call in a finalizer, and Python ignores it there. Formerly the lock
