@@ -49,8 +49,8 @@ def clear(owner: Any, names: tuple[str, ...]) -> None:
     Called by finalizers, which may run in any thread and therefore must not wait.
     """
     # `alone = LOCK.acquire(...)` could be interrupted between the call and the assignment: then no line releases the
-    # lock, and Python ignores a KeyboardInterrupt in a finalizer, so that every other thread waits for ever. Python looks
-    # for signals after calls, and unpacking makes none.
+    # lock, and Python ignores a KeyboardInterrupt in a finalizer, so that every other thread waits for ever. Python
+    # looks for signals after calls, and unpacking makes none.
     attempt = map(LOCK.acquire, (False,))
     [alone] = attempt
     try:
