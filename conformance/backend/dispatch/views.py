@@ -60,6 +60,7 @@ def empty(
     memory_format: Any = None,
 ) -> torch.Tensor:
     """aten::empty.memory_format; memory reads as zeros, or as the fill value of deterministic mode."""
+    _refuse_pinned(pin_memory)
     if memory_format is None and dtype is not None and all(type(s) is int and s >= 0 for s in size):
         shape = tuple(size)
         strides = layout_.contiguous_strides(shape)
@@ -78,8 +79,14 @@ def empty_strided(
     pin_memory: Any = None,
 ) -> torch.Tensor:
     """aten::empty_strided: exactly these strides."""
+    _refuse_pinned(pin_memory)
     spec = _strided(tuple(size), tuple(stride), torch.get_default_dtype() if dtype is None else dtype)
     return _filled(new_tensor(spec, _checked(_index(device))))
+
+
+def _refuse_pinned(pin_memory: bool | None) -> None:
+    if pin_memory:
+        raise RuntimeError("Only dense CPU tensors can be pinned")  # as CUDA says
 
 
 @functools.lru_cache(maxsize=2048)

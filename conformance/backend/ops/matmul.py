@@ -199,6 +199,8 @@ def trilinear(
     for dim in sorted(expand3):
         c = c.unsqueeze(dim)
     dtype, result = accumulate(ctx), ctx.out.computed
+    if result is dtypes.float32:  # a product of three float32 may overflow half-way: rounded once, at the end
+        dtype = result = dtypes.float64
     in_turns = dtype is not result and unroll_dim in sumdim
     dims = [dim for dim in sumdim if not (in_turns and dim == unroll_dim)]
     early = [dim for dim in dims if dim in expand3]
@@ -219,5 +221,6 @@ def _sum_of_products(a: UOp, b: UOp, dims: Sequence[int], dtype: DType) -> UOp:
     shape = tuple(max(m, n) for m, n in zip(a.shape, b.shape, strict=True))
     kept = [dim for dim in range(len(shape)) if dim not in dims]
     flat = (*[shape[dim] for dim in kept], math.prod(shape[dim] for dim in dims))
-    rows, columns = (x.expand(shape).permute((*kept, *dims)).reshape(flat) for x in (a, b))
-    return summed(rows, columns, dtype).reshape(tuple(1 if dim in dims else n for dim, n in enumerate(shape)))
+    rows, columns = (cast(x.expand(shape).permute((*kept, *dims)).reshape(flat), dtype) for x in (a, b))
+    total = (rows * columns).sum(-1, dtype=dtype)
+    return total.reshape(tuple(1 if dim in dims else n for dim, n in enumerate(shape)))

@@ -18,6 +18,7 @@ from tinygrad.uop.ops import UOp
 from ..dispatch.registry import Context, decomposition, value
 from ..dispatch.tensors import cast, constant
 from ..lazy.dtypes import element, opmath
+from .arithmetic import INF
 
 
 def joined(parts: Sequence[UOp], dim: int) -> UOp:
@@ -185,16 +186,25 @@ def trace(ctx: Context, self: UOp) -> UOp:
 
 @value("linalg_cross", deferrable=True)
 def cross(ctx: Context, self: UOp, other: UOp, *, dim: int = -1) -> UOp:
-    """Cross product of 3-vectors along one dimension; 16-bit floats round each product, as on the CPU."""
+    """Cross product of 3-vectors along one dimension; 16-bit floats round each product, as on the CPU.
+
+    torch CPU fuses the first product with the subtraction, so that it neither rounds nor overflows. In float64, which
+    has no wider dtype, this only matters where the product overflows.
+    """
     size, dtype = ctx.out.size, ctx.out.computed
     dim %= len(size)
-    work = opmath(dtype)
+    work = dtypes.float64 if dtype is dtypes.float32 else opmath(dtype)
     a, b = cast(self, work).expand(size), cast(other, work).expand(size)
-
-    def products(shift: int) -> UOp:
-        return cast(cast(_rolled(a, -shift, dim) * _rolled(b, shift, dim), dtype), work)
-
-    return products(1) - products(-1)
+    factors = _rolled(a, -1, dim), _rolled(b, 1, dim)
+    first, second = factors[0] * factors[1], _rolled(a, 1, dim) * _rolled(b, -1, dim)
+    if dtype is dtypes.float64:
+        quarter = (factors[0] * 0.25) * factors[1] - second * 0.25
+        fused = second.abs().eq(INF).where(-second, quarter * 4)
+        finite = (factors[0].abs() < INF) & (factors[1].abs() < INF)
+        return (finite & first.abs().eq(INF)).where(fused, first - second)
+    if work is dtypes.float32:
+        first, second = (cast(cast(product, dtype), work) for product in (first, second))
+    return first - second
 
 
 def _kept(t: torch.Tensor) -> torch.Tensor:

@@ -179,3 +179,16 @@ class TestTrilinear:
         exact = torch._trilinear(*(t.half().double() for t in (a, b, c)), *words)
         actual = torch._trilinear(*(t.half().to("tiny") for t in (a, b, c)), *words)
         torch.testing.assert_close(actual.cpu(), exact.half())
+
+    def test_products_that_overflow_half_way(self) -> None:
+        """In float32 the result is rounded once. Formerly a product of two factors was rounded, and inf * 0.5 was inf.
+        In 16 bits the sum overflows in float32, as on torch CPU."""
+        large = torch.tensor([[3e38, 1.0]])
+        weight = torch.tensor([[[2.0, 0.0], [0.0, 1.0]]])
+        inputs = (large, torch.tensor([[0.25, 1.0]]), weight)
+        result = torch.nn.functional.bilinear(*(t.to("tiny") for t in inputs))
+        torch.testing.assert_close(result.cpu(), torch.tensor([[1.5e38]]))
+        terms = (torch.full((1, 1), 1.0), torch.tensor([[3e38, 3e38, -3e38]]), torch.full((1, 1, 3), 2.0))
+        halves = [t.to(torch.bfloat16) for t in terms]
+        result = torch.nn.functional.bilinear(*(t.to("tiny") for t in halves))
+        torch.testing.assert_close(result.cpu(), torch.nn.functional.bilinear(*halves), equal_nan=True)

@@ -110,6 +110,14 @@ class TestPinning:
         with pytest.raises(RuntimeError, match="only dense CPU tensors can be pinned"):
             x.pin_memory()
 
+    @pytest.mark.parametrize("make", [torch.empty, torch.ones, torch.randn])
+    def test_a_factory_on_the_device_refuses(self, make) -> None:
+        """The device has no pinned memory. Formerly the word was ignored."""
+        with pytest.raises(RuntimeError, match="Only dense CPU tensors can be pinned"):
+            make(3, device="tiny", pin_memory=True)
+        with pytest.raises(RuntimeError, match="Only dense CPU tensors can be pinned"):
+            torch.empty_strided((2, 2), (1, 2), device="tiny", pin_memory=True)
+
     @pytest.mark.parametrize("dtype", [None, torch.int32])
     def test_a_copy_to_the_host_that_need_not_block(self, dtype: torch.dtype | None) -> None:
         """torch wanted pinned memory for it, and raised NotImplementedError."""
