@@ -30,13 +30,12 @@ ROOT = Path(__file__).parent.parent
 PLANTED = ROOT / "tests" / "planted"
 sys.path[:0] = [str(ROOT), str(PLANTED)]
 
-from reported_faults import WRONG  # noqa: E402 - of this checkout, like the planted modules
-
-from conformance.engine.loading import load_target  # noqa: E402
+from conformance.engine.loading import load_target  # noqa: E402 - of this checkout, with the planted modules
 from conformance.program.calls import judge_program  # noqa: E402
 from conformance.program.model import ProgramError, read_program  # noqa: E402
 from conformance.record.causes import causes_of  # noqa: E402
 from conformance.record.result import load  # noqa: E402
+from tests.planted.reported_faults import WRONG  # noqa: E402
 
 WRONG_VALUES = tuple(function.__name__ for function in WRONG.values())
 BACKENDS = {
@@ -109,7 +108,9 @@ def main() -> None:
                     drawn = str(run.drawn.programs) if run.drawn else ""
                     names = "all" if planted == faults else planted[0]
                     counts = drawn, str(len(listed)), str(len(causes_of(listed))), f"{seconds:.0f}"
-                    row = tree.name, backend, names, f"{len(shown)} of {len(planted)}", *counts
+                    missed = ", ".join(fault for fault in planted if fault not in shown)
+                    found = f"{len(shown)} of {len(planted)}{f', not {missed}' if missed else ''}"
+                    row = tree.name, backend, names, found, *counts
                     print(*row, sep=" | ", flush=True)
                     table.add_row(*row)
     Console().print(table)

@@ -134,8 +134,8 @@ class Finding:
     `shrunk` is false while the program is not minimized. `masked` counts the programs in which this difference hides
     later steps from the judge. `culprit` is the operator of a device, or the layer and part of a compiler, without
     which the smallest program is right. `upstream` names the reported bugs of PyTorch that the finding is, or says that
-    the index has none (`upstream.py`); empty for a target that is not PyTorch. `seconds` is the time from the campaign's
-    begin to the first program that showed it; None if no campaign found it.
+    the index has none (`upstream.py`); empty for a target that is not PyTorch. `seconds` is the time from the begin of
+    the campaign to the first program that showed it; None if no campaign found it.
     """
 
     signature: str

@@ -68,12 +68,12 @@ def test_a_kernel_is_whole_or_missing(monkeypatch: pytest.MonkeyPatch, tmp_path:
             (file,) = re.findall(r" -o\s*(\S+)", command)
             Path(file).write_text(text)
             if error is not None:
-                raise error
+                raise error("killed")
 
         return run
 
     monkeypatch.setattr(cpp_builder, "run_compile_cmd", compile_with("half", OSError))
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match="killed"):
         builder.build()
     assert not kernel.exists()
     monkeypatch.setattr(cpp_builder, "run_compile_cmd", compile_with("whole"))

@@ -127,8 +127,8 @@ class TestCalls:
         assert result.outcome in (Outcome.PASS, Outcome.SKIP), result.failures
 
     def test_a_matrix_without_values_is_not_solved(self, cpu: Any) -> None:
-        """Such a call is skipped before it runs. Regression test: torch CPU reads memory of earlier calls as the matrix,
-        and the case passed or was skipped as that memory was singular or not."""
+        """Such a call is skipped before it runs. Regression test: torch CPU reads memory of earlier calls as the
+        matrix, and the case passed or was skipped as that memory was singular or not."""
         from conformance.sources.opinfo.case import run_case
 
         seen = set[str]()
