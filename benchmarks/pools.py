@@ -19,14 +19,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from conformance.run.campaign import plan as plans
+from conformance.run.campaign.campaign import Campaign
+from conformance.run.campaign.plan import Plan
+from conformance.run.campaign.tasks import ShardResult
 from conformance.run.execution_place import LOCAL, ExecutionPlace
 from conformance.run.failing_program import FailingProgram
 from conformance.run.messages import Done, Limits, Pool, Task
 from conformance.run.shrinking import Ahead, Shrinker
-from conformance.sources.fuzzing import plan as plans
-from conformance.sources.fuzzing.campaign import Campaign
-from conformance.sources.fuzzing.plan import Plan
-from conformance.sources.fuzzing.tasks import ShardResult
+from conformance.sources.fuzzing.drawn import DrawnPrograms
 
 FAILING, CAUSES = 100, 50
 """In the simulation one program in FAILING fails, in one of CAUSES ways."""
@@ -45,7 +46,8 @@ def empty_task(place: ExecutionPlace) -> float:
 def rate(place: ExecutionPlace, workers: int, programs: int) -> float:
     """Programs/s of a campaign on torch CPU, after its first worker is ready."""
     with tempfile.TemporaryDirectory() as folder:
-        running = Campaign(Plan("cpu", programs=programs, jobs=workers, reports=Path(folder)), place=place)
+        plan = Plan(DrawnPrograms(), "cpu", programs=programs, jobs=workers, reports=Path(folder))
+        running = Campaign(plan, place=place)
         running.run()
         return running.result.done / running.running_seconds
 
@@ -113,7 +115,7 @@ def driver(programs: int) -> None:
             print(f"{at.result.done:>9,} programs  {size:7.1f} MiB  {time.perf_counter() - began:7.1f} s", flush=True)
 
     with tempfile.TemporaryDirectory() as folder:
-        plan = Plan("cpu", programs=programs, reports=Path(folder))
+        plan = Plan(DrawnPrograms(), "cpu", programs=programs, reports=Path(folder))
         Unshrunk(plan, tell=tell, place=SimulatedPlace()).run()
 
 

@@ -13,9 +13,9 @@ import sys
 from collections.abc import Sequence
 
 from conformance.program.steps.hazards import CELLS
+from conformance.run.campaign.tally import Tally
 from conformance.sources.fuzzing.drawing import Drawing
 from conformance.sources.fuzzing.kinds import HAZARDS, kind_of
-from conformance.sources.fuzzing.tally import Tally
 
 COUNTS = (400, 2_000, 20_000)
 

@@ -18,6 +18,7 @@ from conformance.record.measurements import UNMEASURED, Measurements, total
 AXES = ("families", "layouts", "dtypes")
 
 Cell = tuple[str, str, str]
+"""A step family, and the layout class and dtype of a step's first tensor."""
 
 
 @dataclass(frozen=True)

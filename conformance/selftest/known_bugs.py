@@ -42,14 +42,14 @@ from conformance.record.result import UNEXPECTED, Failure, Run, exit_code, load
 from conformance.record.upstream import Bug, Evidence, bugs
 from conformance.report.rendering import rendered
 from conformance.run import options
+from conformance.run.campaign.campaign import Campaign as Running
+from conformance.run.campaign.results import evidence
 from conformance.run.execution_place import LOCAL, preloaded
 from conformance.run.failing_program import FailingProgram
 from conformance.run.messages import Death, Limits, Task
 from conformance.run.script_process import Forks
 from conformance.selftest import repros
 from conformance.sources.fuzzing import command as fuzz
-from conformance.sources.fuzzing.campaign import Campaign as Running
-from conformance.sources.fuzzing.results import evidence
 from conformance.sources.opinfo.plan import Case
 from conformance.standalone.oracles import Mismatch
 

@@ -26,7 +26,7 @@ from conformance.sources.sizes.__main__ import SizesCases
 MINUTES = 10.0
 PARTS: dict[str, Callable[[], Source]] = {
     opinfo.OpDb.stem: functools.partial(opinfo.OpDb, plan_complete_test),
-    **{source.stem: source for source in (AccuracyCases, SizesCases, Models, fuzzing.Programs)},
+    **{source.stem: source for source in (AccuracyCases, SizesCases, Models, fuzzing.DrawnSource)},
 }
 """The parts of a complete test, in the order in which they run. Drawn programs take the time that the others leave."""
 WITH_REFERENCE = {AccuracyCases.stem, SizesCases.stem, Models.stem}

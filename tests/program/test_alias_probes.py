@@ -10,7 +10,7 @@ from conformance.program.shadow import reference
 from conformance.program.steps.op import Step
 from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.drawing import Drawing
-from tests.sources.fuzzing.saved import fuzz_result
+from tests.run.campaign.saved import fuzz_result
 
 A = {"t": "a"}
 

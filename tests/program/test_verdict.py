@@ -17,12 +17,13 @@ from conformance.program.model import Input, Program, Storage
 from conformance.program.steps.op import Step, tensor
 from conformance.program.verdict import gist, signature, suspect
 from conformance.record.finding import FAIL, FLAKY
+from conformance.run.campaign.plan import Plan, Shard
+from conformance.run.campaign.tasks import Part
 from conformance.run.failing_program import FailingProgram
 from conformance.run.smaller import shrink
 from conformance.selftest.faults import Fault, InterceptedCall
 from conformance.selftest.mutants import MutantTarget, Planted
-from conformance.sources.fuzzing.plan import Plan, Shard
-from conformance.sources.fuzzing.tasks import Part
+from conformance.sources.fuzzing.drawn import DrawnPrograms
 from conformance.standalone.moving import map_tensors
 from conformance.standalone.oracles import Mismatch
 from conformance.targets.cpu import CpuTarget
@@ -373,10 +374,10 @@ class TestVanished:
         """A failure that disappears is FLAKY. Regression test: on a device whose memory is never written, its old
         content decided, and the finding had no step."""
         target = self.target()
-        monkeypatch.setattr("conformance.sources.fuzzing.tasks.loaded", lambda spec: target)
+        monkeypatch.setattr("conformance.run.campaign.tasks.loaded", lambda spec: target)
         verdict = judge_program(self.PROGRAM, target)
         assert verdict.vanished and not verdict.passed
-        shard = Shard(Plan("lost"), 0, 1)
+        shard = Shard(Plan(DrawnPrograms(), "lost"), 0, 1)
         part = Part(shard, 0, 0, self.PROGRAM)
         assert part.confirmed(part.trial, verdict).kind == FLAKY
         steady = replace(verdict, bad_step=2, lazy_only=False)

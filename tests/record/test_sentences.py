@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from conformance.program.steps.layouts import CLASSES
 from conformance.program.steps.op_db import KINDS
 from conformance.program.steps.table import OPS
 from conformance.record.finding import FAIL
 from conformance.record.names import ORACLES, RUN_ORACLES
 from conformance.record.result import Failure, Outcome, Result
 from conformance.record.sentences import FORMS, LAYOUTS, headline, legend, sentence
-from conformance.sources.fuzzing.drawing import CLASSES
 from conformance.standalone.observation import observe
 from conformance.standalone.oracles import Mismatch, compare
 

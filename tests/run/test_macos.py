@@ -16,8 +16,8 @@ import pytest
 
 from conformance.record import result as model
 from tests.patience import stretched, wait_until
+from tests.run.campaign.saved import fuzz_result
 from tests.run.process_tree import PLANTED
-from tests.sources.fuzzing.saved import fuzz_result
 
 ROOT = Path(__file__).parent.parent.parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (PLANTED / "macos", ROOT, PLANTED)))}

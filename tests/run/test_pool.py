@@ -21,6 +21,7 @@ from pebble.pool.base_pool import PoolStatus
 from conformance.record.errors import UserError
 from conformance.run import pool as pool_module
 from conformance.run import processes, signals
+from conformance.run.campaign.workers import Workers
 from conformance.run.messages import (
     COMPILING,
     KILLED,
@@ -35,7 +36,6 @@ from conformance.run.messages import (
     WorkerDied,
 )
 from conformance.run.pool import LocalPool, PoolCosts
-from conformance.sources.fuzzing.isolation import Workers
 from tests.patience import stretched, wait_until
 from tests.run.process_tree import PLANTED, alive, descendants, only_of_tracker, tasks, until_ready
 

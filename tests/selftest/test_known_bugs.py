@@ -17,13 +17,14 @@ from conformance.record.finding import ON_CPU
 from conformance.record.program_stats import ProgramStats
 from conformance.record.result import Failure, Outcome, Result, Run
 from conformance.record.upstream import DECISIVE, SETTING, bugs
+from conformance.run.campaign.campaign import Campaign
+from conformance.run.campaign.plan import Plan
+from conformance.run.campaign.results import MOST_STEPS
 from conformance.run.failing_program import FailingProgram
 from conformance.run.script_process import Forks
 from conformance.selftest import known_bugs, repros
 from conformance.selftest.known_bugs import FOUND, GONE, MISSED, NO_TARGET, NOT_RUN, Candidates
-from conformance.sources.fuzzing.campaign import Campaign
-from conformance.sources.fuzzing.plan import Plan
-from conformance.sources.fuzzing.results import MOST_STEPS
+from conformance.sources.fuzzing.drawn import DrawnPrograms
 from conformance.standalone.oracles import Mismatch
 
 WITH_REPRO = [bug for bug in bugs() if bug.repro]
@@ -78,7 +79,7 @@ class TestCandidates:
     """A campaign minimizes a finding only while it may be a bug that none is yet."""
 
     def test_a_finding_that_may_be_none(self, tmp_path: Path) -> None:
-        wanted, running = Candidates("aot_eager"), Campaign(Plan("aot_eager", reports=tmp_path))
+        wanted, running = Candidates("aot_eager"), Campaign(Plan(DrawnPrograms(), "aot_eager", reports=tmp_path))
         other = finding(Step("neg", (tensor("a"),), out=("b",)))
         for one in (WRITTEN, dataclasses.replace(other, number=41)):
             running.findings.append(one)
@@ -88,7 +89,7 @@ class TestCandidates:
     def test_an_operator_that_only_a_step_names(self, tmp_path: Path) -> None:
         """A legacy constructor is no operator of the dispatcher. Regression test: no finding with one was minimized, so
         #196467 was not found."""
-        running = Campaign(Plan("compile:eager", reports=tmp_path))
+        running = Campaign(Plan(DrawnPrograms(), "compile:eager", reports=tmp_path))
         sized = dataclasses.replace(
             finding(Step("sized", (tensor("a"), "FloatTensor"), out=("b",))), property="metadata"
         )
@@ -97,7 +98,7 @@ class TestCandidates:
 
     def test_a_bug_that_is_found(self, tmp_path: Path) -> None:
         """The second finding with the operators of #197448 is not needed. A look-alike of it does not count as it."""
-        running = Campaign(Plan("aot_eager", reports=tmp_path))
+        running = Campaign(Plan(DrawnPrograms(), "aot_eager", reports=tmp_path))
         again = dataclasses.replace(WRITTEN, number=41)
         for one in (BESIDE, again):
             running.findings.append(one)

@@ -13,9 +13,9 @@ from conformance.record import result as model
 from conformance.record.errors import TargetError
 from conformance.record.shortfall import Shortfall
 from conformance.run import session
+from conformance.run.campaign.campaign import Campaign
 from conformance.run.journal import NAME, Journal
 from conformance.sources import whole
-from conformance.sources.fuzzing.campaign import Campaign
 from conformance.sources.opinfo import plan, runner
 from conformance.sources.opinfo.pool import Cases
 

@@ -15,8 +15,8 @@ from conformance.program.script import script
 from conformance.program.steps.op import Step, tensor
 from conformance.program.verdict import UNCAPTURED
 from conformance.record.result import Outcome
+from conformance.run.campaign.results import upstream_of
 from conformance.run.failing_program import FailingProgram
-from conformance.sources.fuzzing.results import upstream_of
 from conformance.sources.opinfo.case import run_case
 from conformance.sources.opinfo.plan import Case
 from tests.targets.lies import first_found

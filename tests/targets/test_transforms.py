@@ -23,7 +23,7 @@ from conformance.record.errors import TargetError
 from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.drawing import Drawing
 from conformance.standalone.oracles import compare
-from tests.sources.fuzzing.saved import fuzz_result
+from tests.run.campaign.saved import fuzz_result
 
 A = Input("a", 0, "float32", (2, 3), (3, 1))
 STORAGES = (Storage("float32", 6),)

@@ -193,6 +193,9 @@ LAYOUTS: dict[str, Callable[[Draw], Layout]] = {
 }
 """Drawing rules for the layout of an input, by class."""
 
+CLASSES = tuple(name for name in LAYOUTS if name not in ("channels last", "size one"))
+"""The layout classes of `layout_class`. A channels-last input is in "permuted"; an input of size 1 is in several."""
+
 OFTEN = ("contiguous", "contiguous", "contiguous", "window", "permuted", "gaps")
 """Classes with additional weight, since most views and writes use them."""
 

@@ -17,8 +17,8 @@ from conformance.program.steps.draw import DrawContext
 from conformance.program.steps.layouts import layout_class
 from conformance.program.steps.op import COMPUTE, LOSSY, Op, Step, dtype_name
 from conformance.program.steps.table import OPS
-from conformance.sources.fuzzing.inputs import Cell
-from conformance.sources.fuzzing.tally import Tally
+from conformance.record.program_stats import Cell
+from conformance.run.campaign.tally import Tally
 
 FAMILY_WEIGHT = {
     "view": 10,

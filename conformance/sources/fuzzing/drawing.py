@@ -29,14 +29,14 @@ from hypothesis import strategies as st
 
 from conformance.program.model import Program
 from conformance.program.steps.draw import Draw
-from conformance.program.steps.layouts import LAYOUTS, Layout
+from conformance.program.steps.layouts import CLASSES, LAYOUTS, Layout
 from conformance.program.steps.op import Op, dtype_of
 from conformance.program.steps.table import FAMILIES, OPS
 from conformance.program.unsupported import KNOWN
 from conformance.record.errors import UserError
-from conformance.sources.fuzzing.inputs import Cell
+from conformance.record.program_stats import Cell
+from conformance.run.campaign.tally import Tally
 from conformance.sources.fuzzing.kinds import APART, DTYPES, ORDINARY, STEPS, Turn, kind_of
-from conformance.sources.fuzzing.tally import Tally
 
 VERSION = 5
 """Version of the drawing: with another one, a seed and a number may be another program. A report states it, and a
@@ -44,9 +44,6 @@ campaign of another version is not resumed. Increase it with each change of what
 
 ERRORS = "errors"
 """Family of calls that torch refuses. Without it, no program ends with changed arguments (`arguments.py`)."""
-
-CLASSES = tuple(name for name in LAYOUTS if name not in ("channels last", "size one"))
-"""The layout classes of `layout_class`. A channels-last input is in "permuted"; an input of size 1 is in several."""
 
 TRIED = 20
 """Number of layouts of a class to try per cell, to see whether a row takes one. Two were enough for every cell."""

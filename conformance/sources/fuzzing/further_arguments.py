@@ -30,6 +30,7 @@ from conformance.program.steps.op import Json, decode, dtype_name, dtype_of, ten
 from conformance.program.steps.op_db import has_function
 from conformance.program.steps.table import OPS
 from conformance.record.usage import usage_of
+from conformance.run.campaign.tally import Tally
 from conformance.sources.fuzzing.op_db import NeedsLacking, OpDbCalls, Planned
 from conformance.sources.fuzzing.op_db_calls import (
     FORWARD,
@@ -43,7 +44,6 @@ from conformance.sources.fuzzing.op_db_calls import (
     tensor_for,
     variants,
 )
-from conformance.sources.fuzzing.tally import Tally
 from conformance.sources.opinfo import catalog
 from conformance.standalone.torch_compat import DRAWS_NUMBERS
 

@@ -17,12 +17,10 @@ from conformance.program.steps import edges, functions, hazards
 from conformance.program.steps.draw import Draw
 from conformance.program.steps.layouts import LAYOUTS, OFTEN, Layout, cells_of, laid_out
 from conformance.program.steps.op import Json, dtype_of
+from conformance.record.program_stats import Cell
 
 MOST_SEEDED = 64
 """Largest number of cells with random numbers. A script must list them, and shows a longer range as one call."""
-
-Cell = tuple[str, str, str]
-"""A step family, and the layout class and dtype of a step's first tensor."""
 
 
 def draw_inputs(d: Draw, dtypes: Sequence[str], autograd: bool, aim: Cell | None = None, kind: str = "") -> Program:

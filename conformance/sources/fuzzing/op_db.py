@@ -29,6 +29,7 @@ from conformance.program.steps.layouts import Layout, laid_out, layout_class
 from conformance.program.steps.op import Json, Step, decode, dtype_of, number
 from conformance.program.unsupported import WANTS_GRAD, WITH_OUT, operators_of
 from conformance.record.names import REFUSED
+from conformance.run.campaign.tally import Tally
 from conformance.sources.fuzzing.inputs import filled
 from conformance.sources.fuzzing.op_db_calls import (
     FORWARD,
@@ -41,7 +42,6 @@ from conformance.sources.fuzzing.op_db_calls import (
     opinfo,
     variants,
 )
-from conformance.sources.fuzzing.tally import Tally
 from conformance.sources.opinfo import catalog, undefined
 
 ENTRIES = 7

@@ -16,11 +16,11 @@ from conformance.program.steps.draw import Draw, DrawContext
 from conformance.program.steps.op import dtype_name
 from conformance.program.steps.stateful import NAME as STATE
 from conformance.program.steps.table import OPS
+from conformance.run.campaign.tally import Tally
 from conformance.sources.fuzzing.choosing import draw_step
 from conformance.sources.fuzzing.drawing import families_of
 from conformance.sources.fuzzing.inputs import draw_inputs
 from conformance.sources.fuzzing.kinds import DTYPES
-from conformance.sources.fuzzing.tally import Tally
 
 TRIED = 40
 """Number of programs drawn with no earlier step, then with one, two, and so on. The plainest one is used."""

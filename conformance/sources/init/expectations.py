@@ -81,7 +81,7 @@ def _check(options: argparse.Namespace, path: Path) -> int:
         skipped += expectations.absent(declarations, names)
         problems += expectations.without_cases(declarations, catalog)
     if any(declaration.subject is FINDINGS for declaration in read(path)):
-        from conformance.sources.fuzzing.results import parts
+        from conformance.run.campaign.results import parts
 
         problems += check(read(path), FINDINGS, parts())
     entries = f"{model.counted(len(read(path)), 'entry')}, every name exists"

@@ -19,26 +19,29 @@ from rich.text import Text
 
 from conformance.declare import expectations
 from conformance.declare import profile as profiles
+from conformance.engine.loading import describe_target
 from conformance.program.recorded import RECORDED, chosen
+from conformance.program.unsupported import check_declarations
 from conformance.record.models import MODELS, sentence
-from conformance.record.result import Run
+from conformance.record.result import Result, Run
 from conformance.report.escape import escape_control_characters
 from conformance.run import options
+from conformance.run.campaign.listed import number_of
+from conformance.run.campaign.plan import Plan
+from conformance.run.campaign.source import LIMITS, CampaignSource
 from conformance.run.messages import Limits
 from conformance.run.session import Session, usual
 from conformance.run.session import main as run_command
 from conformance.sources.fuzzing import command as fuzzing
-from conformance.sources.fuzzing.listed import number_of
-from conformance.sources.fuzzing.plan import Plan
 from conformance.sources.models.calls import listed_calls, outcomes_of
 
 FLAGS = ("target", "seed", "programs", "model", "calls", "shard", "resume", "stop-at-first-failure", "minutes",
          *options.LIMITS, "strict", "check-scripts", "also-on", "reports", *options.DECLARED, "fail-on-torch-bugs",
          *options.PLACE)  # fmt: skip
-USUAL = usual(fuzzing.LIMITS, MODELS, programs="all", model="all", calls="those of the package")
+USUAL = usual(LIMITS, MODELS, programs="all", model="all", calls="those of the package")
 
 
-class Models(fuzzing.Programs):
+class Models(CampaignSource):
     """The source of recorded calls."""
 
     title = "recorded models"
@@ -54,9 +57,26 @@ class Models(fuzzing.Programs):
 
     def plan(self, args: argparse.Namespace, limits: Limits, spec: str, minutes: float | None = None) -> Plan:
         """Return the plan of the recorded calls. Raises UserError."""
+        check_declarations(describe_target(spec))
         listed = listed_calls(str(args.calls or RECORDED), tuple(args.model), args.seed)
-        most = number_of(listed, args.programs)
-        return replace(super().plan(args, limits, spec, minutes), listed=listed, programs=most)
+        return Plan(
+            listed,
+            spec,
+            args.seed,
+            number_of(listed, args.programs),
+            minutes,
+            args.jobs,
+            Path(args.reports),
+            limits,
+            args.stop_at_first_failure,
+            resume=args.resume,
+            part=args.shard,
+            fail_on_torch_bugs=args.fail_on_torch_bugs,
+        )
+
+    def stale(self, session: Session, run: Run, seconds: float) -> tuple[list[Result], list[str]]:
+        """See `Source.stale`."""
+        return fuzzing.contradicted_steps(session, seconds)
 
     def execute(self, session: Session, seconds: float) -> Run:
         """Run the calls, and derive the outcome of each model."""
@@ -84,8 +104,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "there, and which operator stops or falsifies each of the others."
     )
     parser = options.parser(f"conformance {MODELS}", about, FLAGS, USUAL)
-    parser.set_defaults(**options.defaults({*fuzzing.FLAGS} - {*FLAGS}))
-    parser.set_defaults(steps=fuzzing.STEPS)
     return run_command(parser, arguments, lambda args: [Models()])
 
 

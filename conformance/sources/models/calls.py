@@ -16,19 +16,19 @@ from conformance.program.recorded import RECORDED, Calls, RecordedCall
 from conformance.record.finding import HARNESS, INVALID
 from conformance.record.models import MODELS, ModelRow
 from conformance.record.shortfall import CALLS
+from conformance.run.campaign.listed import ListedPrograms
 from conformance.run.failing_program import DEATHS, FailingProgram
-from conformance.sources.fuzzing.listed import Listed
 
 MOST_MODELS = 3
 """Number of models that the note of a recorded call names."""
 
 
-def listed_calls(file: str, models: tuple[str, ...], seed: int) -> Listed:
+def listed_calls(file: str, models: tuple[str, ...], seed: int) -> ListedPrograms:
     """Return the calls of these models in a file, all without a model, as the programs of a campaign."""
     words = [word for name in models for word in ("--model", name)]
     words += ["--calls", file] if file != str(RECORDED) else []
     arguments = (file, models, seed)
-    return Listed(f"{__name__}:programs", arguments, MODELS, CALLS, "conformance.sources.models", tuple(words))
+    return ListedPrograms(f"{__name__}:programs", arguments, MODELS, CALLS, "conformance.sources.models", tuple(words))
 
 
 def programs(file: str, models: tuple[str, ...], seed: int) -> Sequence[Program]:

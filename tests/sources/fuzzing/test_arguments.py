@@ -20,9 +20,9 @@ from conformance.program.steps.table import OPS
 from conformance.program.unsupported import TRAITS
 from conformance.record import names
 from conformance.record.program_stats import ProgramStats
+from conformance.run.campaign.tally import Tally
 from conformance.sources.fuzzing import arguments
 from conformance.sources.fuzzing.drawing import Drawing
-from conformance.sources.fuzzing.tally import Tally
 
 PLANTED = Path(__file__).parents[2] / "planted"
 COPIES = Drawing(only=("copy", "errors"))

@@ -14,7 +14,7 @@ import pytest
 from conformance.program.model import read_program
 from conformance.sources.fuzzing.command import main
 from tests.patience import stretched, wait_until
-from tests.sources.fuzzing.saved import fuzz_result
+from tests.run.campaign.saved import fuzz_result
 
 CORPUS = Path(__file__).parents[3] / "conformance" / "program" / "corpus"
 

@@ -21,11 +21,11 @@ from conformance.program.steps.draw import Refused
 from conformance.program.steps.table import FAMILIES, OPS
 from conformance.program.unsupported import unsupported_reason, unsupported_steps
 from conformance.run import options
+from conformance.run.campaign.tally import Tally
 from conformance.run.messages import Limits
 from conformance.sources.fuzzing.command import FLAGS, USUAL, plan_of
 from conformance.sources.fuzzing.drawing import Drawing
 from conformance.sources.fuzzing.kinds import FUNCTIONS, PERIOD, kind_of, topics_of
-from conformance.sources.fuzzing.tally import Tally
 
 aten = torch.ops.aten
 
@@ -386,7 +386,7 @@ class TestDrawing:
         parser = options.parser("conformance fuzz", "", FLAGS, USUAL)
         for spec, drawn in (("cpu", False), ("aot_eager", True), ("functionalize", False)):
             plan = plan_of(parser.parse_args(["--target", spec]), Limits(), spec)
-            assert plan.drawing.compiled is drawn
+            assert plan.numbered.drawing.compiled is drawn
 
     def test_calls_that_another_compiler_may_answer_differently(self):
         """A compiler of another project need not follow torch CPU in conversions and missing kernels."""

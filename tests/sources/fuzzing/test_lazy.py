@@ -16,7 +16,7 @@ from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step, tensor
 from conformance.program.verdict import signature
 from conformance.sources.fuzzing.command import main
-from tests.sources.fuzzing.saved import fuzz_result
+from tests.run.campaign.saved import fuzz_result
 
 PROGRAM = Program(
     (Storage("float32", 6),),

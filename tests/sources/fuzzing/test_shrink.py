@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 
 from conformance.sources.fuzzing.command import main
-from tests.sources.fuzzing.saved import fuzz_result
+from tests.run.campaign.saved import fuzz_result
 
 
 def test_a_finding_that_cannot_be_shrunk_is_kept(tmp_path, monkeypatch):

@@ -16,12 +16,12 @@ from conformance.program.steps.draw import Draw, Refused
 from conformance.program.steps.op import Step, tensor
 from conformance.program.steps.table import OPS
 from conformance.program.steps.thresholds import CASES, LENGTHS, MOST, draw_length
+from conformance.run.campaign.tally import Tally
 from conformance.selftest.faults import FUNCTION
 from conformance.selftest.mutants import Planted, PlantedAbove, hunt
 from conformance.selftest.size_faults import SIZE_FAULTS
 from conformance.sources.fuzzing.drawing import Drawing
 from conformance.sources.fuzzing.kinds import DTYPES, PERIOD, SIZES, cases_of
-from conformance.sources.fuzzing.tally import Tally
 
 
 @pytest.fixture(autouse=True)

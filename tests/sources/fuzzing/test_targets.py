@@ -22,7 +22,7 @@ from conformance.run.failing_program import FailingProgram
 from conformance.run.smaller import elsewhere
 from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.drawing import Drawing, Tally
-from tests.sources.fuzzing.saved import fuzz_result
+from tests.run.campaign.saved import fuzz_result
 
 ROOT = Path(__file__).parents[3]
 PLANTED = ROOT / "tests" / "planted"

@@ -13,9 +13,9 @@ from conformance.record import result as model
 from conformance.record.finding import HARNESS, INVALID
 from conformance.record.models import ModelRow
 from conformance.report.__main__ import main as report
+from conformance.run.campaign.campaign import Campaign
+from conformance.run.campaign.plan import Plan
 from conformance.run.failing_program import FailingProgram
-from conformance.sources.fuzzing.campaign import Campaign
-from conformance.sources.fuzzing.plan import Plan
 from conformance.sources.models.__main__ import main
 from conformance.sources.models.calls import listed_calls, outcomes_of
 from conformance.sources.models.recorder import CallRecorder
@@ -117,7 +117,7 @@ class TestTable:
     @pytest.mark.parametrize("kind", [HARNESS, INVALID])
     def test_a_fault_of_the_harness_falsifies_no_model(self, file, tmp_path, kind):
         """The call counts as not compared. Regression test: its models were wrong in the operator."""
-        running = Campaign(Plan("cpu", listed=listed_calls(str(file), (), 0), reports=tmp_path))
+        running = Campaign(Plan(listed_calls(str(file), (), 0), "cpu", reports=tmp_path))
         running.findings.append(FailingProgram(f"{kind} / no verdict", kind, 0))
         calls, ordered = chosen(str(file), ())
         running.result.listed = {str(number): "" for number in range(1, len(ordered))}

@@ -14,7 +14,7 @@ import pytest
 
 from conformance.program.model import SCHEMA
 from conformance.sources.fuzzing.command import main
-from tests.sources.fuzzing.saved import fuzz_result
+from tests.run.campaign.saved import fuzz_result
 
 ROOT = Path(__file__).parents[3]
 OPTIONS = ("--target", "mutant:every third write is lost", "--programs", "60", "--without", "op_db")

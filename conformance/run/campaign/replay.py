@@ -26,15 +26,16 @@ from conformance.record.result import Outcome
 from conformance.record.sentences import sentence
 from conformance.report import summary
 from conformance.report.terminal import Replayed, show, show_all
+from conformance.run.campaign.kernel_baseline import BASELINE, read_baseline
+from conformance.run.campaign.listed import SAVED_ONLY
+from conformance.run.campaign.plan import Plan, Shard, again
+from conformance.run.campaign.results import parts, replayed, replayed_result
+from conformance.run.campaign.workers import Workers
 from conformance.run.execution_place import ExecutionPlace, log_aside
 from conformance.run.failing_program import FailingProgram
 from conformance.run.messages import Limits
 from conformance.run.shrinking import LocalShrinker
 from conformance.run.temporary import OwnedFolder
-from conformance.sources.fuzzing.isolation import Workers
-from conformance.sources.fuzzing.kernel_baseline import BASELINE, read_baseline
-from conformance.sources.fuzzing.plan import Plan, Shard, again
-from conformance.sources.fuzzing.results import parts, replayed, replayed_result
 
 Rerun = Callable[[Path], tuple[FailingProgram | None, str]]
 
@@ -75,7 +76,7 @@ def replaying(args: argparse.Namespace, limits: Limits) -> Iterator[tuple[Worker
         workers.load()
 
         def rerun(path: Path) -> tuple[FailingProgram | None, str]:
-            plan = Plan(spec, reports=Path(notes), corpus=(str(path),), kernels=kernels)
+            plan = Plan(SAVED_ONLY, spec, reports=Path(notes), corpus=(str(path),), kernels=kernels)
             result = workers.run(Shard(plan, -1, 1))
             finding = result.findings[0] if result.findings else None
             if finding is not None and finding.kind == INVALID:

@@ -16,8 +16,8 @@ import pytest
 from conformance.sources.fuzzing.command import main
 from tests.patience import stretched, wait_until
 from tests.run import signals
+from tests.run.campaign.saved import fuzz_result
 from tests.run.process_tree import alive
-from tests.sources.fuzzing.saved import fuzz_result
 
 FAULT = "mutant:every third write is lost"
 

@@ -8,17 +8,21 @@ from pathlib import Path
 import pytest
 
 from conformance.record import result as model
-from conformance.sources.fuzzing.campaign import Campaign
-from conformance.sources.fuzzing.command import line, main
+from conformance.run.campaign.campaign import Campaign
+from conformance.run.campaign.plan import Plan
+from conformance.run.campaign.source import progress_line
+from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.drawing import Drawing
-from conformance.sources.fuzzing.plan import Plan
+from conformance.sources.fuzzing.drawn import DrawnPrograms
 
 CHOOSY = "class:tests.planted.choosy.Choosy"
 WANTED = 30
 
 
 def planned(reports: Path, **changes: object) -> Plan:
-    return replace(Plan(CHOOSY, programs=WANTED, drawing=Drawing(without=("op_db",)), reports=reports), **changes)
+    return replace(
+        Plan(DrawnPrograms(Drawing(without=("op_db",))), CHOOSY, programs=WANTED, reports=reports), **changes
+    )
 
 
 def outcome(campaign: Campaign) -> tuple[object, ...]:
@@ -45,7 +49,7 @@ class TestRedrawing:
         assert done.unsupported.total() > 0
         assert done.judged == WANTED
         assert undisturbed.following == done.done == WANTED + done.unsupported.total()
-        assert line(undisturbed).startswith(f"seed 0: {WANTED}/{WANTED} programs")
+        assert progress_line(undisturbed).startswith(f"seed 0: {WANTED}/{WANTED} programs")
         assert any(number >= WANTED for finding in undisturbed.findings for number in finding.numbers)
 
     def test_two_workers(self, undisturbed: Campaign, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Worker processes that run the shards of a campaign, and recovery of a shard whose worker died.
 
 Defines `Workers`. The key insight: a worker records each program and each step before it runs it. A death therefore
-names its program and step, and a worker can draw the shard's earlier programs again.
+names its program and step, and a worker can make the shard's earlier programs again.
 """
 
 from __future__ import annotations
@@ -14,20 +14,30 @@ from pathlib import Path
 
 from conformance.program.model import Program, ProgramError
 from conformance.record.finding import CRASH, DRAWING, STARTING
+from conformance.run.campaign import tasks
+from conformance.run.campaign.numbered import NumberedPrograms
+from conformance.run.campaign.plan import SHARD, Behind, Shard
+from conformance.run.campaign.tasks import MOST_PARTS, ShardResult
 from conformance.run.execution_place import LOCAL, ExecutionPlace
 from conformance.run.failing_program import FailingProgram, ended
 from conformance.run.messages import Death, Done, Limits, Task
 from conformance.run.program_workers import ProgramWorkers
-from conformance.sources.fuzzing import tasks
-from conformance.sources.fuzzing.plan import SHARD, Behind, Shard
-from conformance.sources.fuzzing.tasks import MOST_PARTS, ShardResult
 
 
 class Workers(ProgramWorkers):
-    """Processes that run the shards of a campaign, `jobs` at a time. Use as a context manager."""
+    """Processes that run the shards of a campaign, `jobs` at a time. They import the module that makes its programs, if
+    given. Use as a context manager."""
 
-    def __init__(self, target: str, limits: Limits, jobs: int = 1, place: ExecutionPlace = LOCAL) -> None:
-        super().__init__(target, replace(limits, recycle=Limits.recycle // SHARD), jobs, place, [tasks.__name__])
+    def __init__(
+        self,
+        target: str,
+        limits: Limits,
+        jobs: int = 1,
+        place: ExecutionPlace = LOCAL,
+        numbered: NumberedPrograms | None = None,
+    ) -> None:
+        modules = [tasks.__name__, *([type(numbered).__module__] if numbered is not None else [])]
+        super().__init__(target, replace(limits, recycle=Limits.recycle // SHARD), jobs, place, modules)
         self.deaths = 0
         """Number of workers that died while they ran a shard."""
         self.aside: Callable[[Task, Done | Death], None] = lambda task, answer: None

@@ -14,9 +14,9 @@ from conformance.record.result import Outcome, Result, Run, counted
 from conformance.record.sentences import headline, legend
 from conformance.report import summary as sentences
 from conformance.report.escape import escape_control_characters
+from conformance.run.campaign.campaign import Campaign
+from conformance.run.campaign.results import undefined
 from conformance.run.failing_program import FailingProgram
-from conformance.sources.fuzzing.campaign import Campaign
-from conformance.sources.fuzzing.results import undefined
 from conformance.standalone.script import own_part
 
 MOST_SCRIPTS = 5
@@ -61,7 +61,7 @@ def summarize(running: Campaign, run: Run, console: Console, where: str) -> None
     steps = f"; {done.steps} steps, {len(done.cells)} cells of family x layout x dtype; {called}{hazards}{changed}"
     steps += f"{measured}{undefined(done)} undefined or rejected steps not run"
     console.print(
-        (where if running.plan.listed is not None else f"{where}{steps}")
+        (f"{where}{steps}" if running.plan.numbered.endless else where)
         + (
             f"; {done.unsupported.total()} programs not run, since the target leaves out: {unsupported}"
             if unsupported

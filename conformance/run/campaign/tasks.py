@@ -1,14 +1,13 @@
-"""The work of a campaign's worker process: draw numbered programs, run them, and write each finding to disk.
+"""The work of a campaign's worker process: make numbered programs, run them, and write each finding to disk.
 
 The key insight: the device under test may end the process. So the worker records a program *before* it runs, and writes
-a failure as soon as it occurs. After a death the findings are on disk, and another worker can draw the programs again.
+a failure as soon as it occurs. After a death the findings are on disk, and another worker can make the programs again.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-import random
 import time
 import traceback
 from collections import Counter
@@ -20,15 +19,12 @@ from typing import Any, ClassVar
 
 from conformance.engine.kernel_tables import needing
 from conformance.engine.loading import describe_target
-from conformance.program.alias_probes import with_alias_probes
 from conformance.program.calls import judge_trial, resolved
 from conformance.program.cause import cause_of
-from conformance.program.gradients import with_gradient
 from conformance.program.model import Program, ProgramError, digest, read_program
 from conformance.program.remainder import remainder
 from conformance.program.steps.op import Json
 from conformance.program.trial import Trial
-from conformance.program.unsupported import unsupported_names
 from conformance.program.verdict import Verdict, signature
 from conformance.record import simple_values
 from conformance.record.error_text import text_of
@@ -36,15 +32,12 @@ from conformance.record.errors import UserError
 from conformance.record.finding import FAIL, FLAKY, HARNESS, INVALID
 from conformance.record.measurements import UNMEASURED, Measurements
 from conformance.record.names import MEASURED
+from conformance.run.campaign.kernel_baseline import read_baseline
+from conformance.run.campaign.plan import Shard
+from conformance.run.campaign.tally import Tally
 from conformance.run.failing_program import FailingProgram
 from conformance.run.smaller import unexplained, watch_steps
 from conformance.run.worker import keep, loaded, unit
-from conformance.sources.fuzzing.drawing import Drawing
-from conformance.sources.fuzzing.further_calls import with_calls
-from conformance.sources.fuzzing.kernel_baseline import read_baseline
-from conformance.sources.fuzzing.listed import listed_programs
-from conformance.sources.fuzzing.plan import Shard
-from conformance.sources.fuzzing.tally import Tally
 from conformance.standalone.oracles import Mismatch
 
 MOST_PARTS = 8
@@ -108,7 +101,7 @@ class _Ran:
 
 
 def run_shard(shard: Shard) -> ShardResult:
-    """Draw and run the shard's programs. Each failure runs a second time, and is FLAKY if it does not repeat. A shard
+    """Make and run the shard's programs. Each failure runs a second time, and is FLAKY if it does not repeat. A shard
     may end early, at the first failure or at its time; `done` is the number of programs that ran."""
     result = ShardResult()
     for number in range(shard.first, shard.first + shard.count):
@@ -126,7 +119,7 @@ def run_shard(shard: Shard) -> ShardResult:
 
 
 def _run_program(shard: Shard, number: int, result: ShardResult) -> None:
-    """Draw one program and judge it; after each difference, judge the remainder behind it."""
+    """Make one program and judge it; after each difference, judge the remainder behind it."""
     try:
         with unit(json.dumps({"number": number})):
             program: Program | None = program_of(shard, number, result)
@@ -229,7 +222,7 @@ class Part:
         plan = self.shard.plan
         result.measured += verdict.measured
         result.unsupported[verdict.unsupported] += bool(verdict.unsupported)
-        if plan.listed is not None:
+        if not plan.numbered.endless:
             result.listed[str(self.number)] = verdict.unsupported
         result.arbitrated += verdict.arbitrated
         result.tolerated += verdict.tolerated
@@ -272,35 +265,11 @@ class Part:
 
 
 def program_of(shard: Shard, number: int, tally: Tally | None = None) -> Program:
-    """The shard's program of this number, from the corpus, listed or drawn. If the target does not expose storages,
-    writes at the end of a drawn program show which tensors share memory. If it transforms gradients, a drawn program
-    ends with a backward."""
+    """The shard's program of this number, from the corpus if the number is negative."""
+    plan = shard.plan
     if number < 0:
-        return read_program(Path(shard.plan.corpus[number]))
-    if shard.plan.listed is not None:
-        return listed_programs(shard.plan.listed)[number]
-    target, tally = described(shard.plan.target), Tally() if tally is None else tally
-    drawing = drawing_of(shard.plan.drawing, shard.plan.target)
-    program = drawing.numbered(shard.plan.seed, number, tally)
-    if drawing.changes_arguments:
-        from conformance.sources.fuzzing import arguments  # imports op_db, which takes seconds
-
-        source = random.Random(f"{shard.plan.seed}:{number}:arguments").randint
-        program = arguments.extended(program, source, unsupported_names(target.facts, "trait"), tally)
-    if target.facts.differentiates:
-        return with_gradient(program)
-    if target.facts.transforms_program and shard.plan.calls:
-        return with_calls(program, shard.plan.seed, number, target)
-    if target.facts.exposes_storages:
-        return program
-    return with_alias_probes(program, unsupported_names(target.facts, "step"))
-
-
-@functools.lru_cache
-def drawing_of(drawing: Drawing, spec: str) -> Drawing:
-    """The drawing for this target. If operators are declared lacking, it draws no entry of op_db that needs one of them
-    in any form that the device calls."""
-    return replace(drawing, lacking=tuple(needing(loaded(spec)))) if drawing.lacking else drawing
+        return read_program(Path(plan.corpus[number]))
+    return plan.numbered.program(plan.seed, number, plan.target, Tally() if tally is None else tally)
 
 
 described = functools.cache(describe_target)

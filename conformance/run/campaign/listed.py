@@ -1,6 +1,6 @@
 """Programs that a function lists, in place of drawn ones: a campaign judges, shrinks and reports them alike.
 
-Defines `Listed` and `listed_programs`. A number is a program, so any worker can make it again.
+Defines `ListedPrograms` and `listed_programs`. A number is a program, so any worker can make it again.
 """
 
 from __future__ import annotations
@@ -8,28 +8,51 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from conformance.program.model import Program
+from conformance.program.steps.op import Json
 from conformance.record.errors import UserError
 from conformance.record.shortfall import PROGRAMS
+from conformance.run.campaign.tally import Tally
 
 
 @dataclass(frozen=True)
-class Listed:
-    """The programs that the function `of`, MODULE:FUNCTION, returns or yields for the `arguments`.
-
-    Files of the campaign have the name `stem`, and `noun` names its programs. `words` are the options of the command
-    `module` that list the same programs."""
+class ListedPrograms:
+    """The programs that the function `of`, MODULE:FUNCTION, returns or yields for the `arguments`. See
+    `NumberedPrograms` for `stem`, `noun` and `module`. `options` are those of the command that list the same
+    programs."""
 
     of: str
     arguments: tuple[Any, ...] = ()
     stem: str = "fuzz"
     noun: str = PROGRAMS
     module: str = "conformance.fuzz"
-    words: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    endless: ClassVar[bool] = False
+    axes: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+
+    def program(self, seed: int, number: int, spec: str, tally: Tally) -> Program:
+        """See `NumberedPrograms.program`. Raises UserError."""
+        return listed_programs(self)[number]
+
+    def identity(self) -> dict[str, Json]:
+        """See `NumberedPrograms.identity`."""
+        return {"listed": self.of, "arguments": self.arguments}
+
+    def words(self, spec: str) -> list[str]:
+        """See `NumberedPrograms.words`."""
+        return [*self.options]
+
+    def environment(self) -> dict[str, str]:
+        """See `NumberedPrograms.environment`."""
+        return {}
+
+
+SAVED_ONLY = ListedPrograms("")
+"""No programs, for a plan that runs those of its corpus only."""
 
 
 def find_function(of: str) -> Callable[..., Iterable[Program]]:
@@ -47,14 +70,14 @@ def find_function(of: str) -> Callable[..., Iterable[Program]]:
     return function
 
 
-def number_of(listed: Listed, most: int | None) -> int:
+def number_of(listed: ListedPrograms, most: int | None) -> int:
     """Return the number of programs that run: all, or at most `most`. Raises UserError."""
     count = len(listed_programs(listed))
     return count if most is None else min(most, count)
 
 
 @functools.lru_cache(maxsize=2)
-def listed_programs(listed: Listed) -> Sequence[Program]:
+def listed_programs(listed: ListedPrograms) -> Sequence[Program]:
     """Return the programs by number; a function that returns a sequence may make each when it is asked for. Raises
     UserError if there is no such function, if it fails, or if it lists anything else than programs."""
     function = find_function(listed.of)

@@ -21,10 +21,11 @@ from conformance.program.steps.op import Step, tensor
 from conformance.record import result as model
 from conformance.record.causes import causes_of
 from conformance.report.summary import masked
+from conformance.run.campaign.plan import Plan, Shard
+from conformance.run.campaign.tasks import run_shard
 from conformance.run.failing_program import FailingProgram
 from conformance.sources.fuzzing.command import main
-from conformance.sources.fuzzing.plan import Plan, Shard
-from conformance.sources.fuzzing.tasks import run_shard
+from conformance.sources.fuzzing.drawn import DrawnPrograms
 from tests.planted.pairs import Pair
 
 FAULTS = (
@@ -85,8 +86,8 @@ def hunted(one: str, other: str, folder: Path, monkeypatch) -> tuple[bool, bool]
     """Whether a campaign on both faults finds each."""
     pair = Pair(one, other)
     pair.prepare()
-    monkeypatch.setattr("conformance.sources.fuzzing.tasks.loaded", lambda spec: pair)
-    plan = Plan(f"mutant:{one}", programs=MOST, reports=folder)
+    monkeypatch.setattr("conformance.run.campaign.tasks.loaded", lambda spec: pair)
+    plan = Plan(DrawnPrograms(), f"mutant:{one}", programs=MOST, reports=folder)
     seen = [False, False]
     for shard in plan.shards("pairs"):
         findings = run_shard(shard).findings
@@ -120,8 +121,8 @@ class TestParts:
     def test_a_program_gives_a_finding_for_each_fault(self, tmp_path, monkeypatch):
         pair = Pair("view is stale", "comparison gives uint8")
         pair.prepare()
-        monkeypatch.setattr("conformance.sources.fuzzing.tasks.loaded", lambda spec: pair)
-        plan = Plan("mutant:view is stale", programs=200, reports=tmp_path)
+        monkeypatch.setattr("conformance.run.campaign.tasks.loaded", lambda spec: pair)
+        plan = Plan(DrawnPrograms(), "mutant:view is stale", programs=200, reports=tmp_path)
         findings = [
             finding for shard in itertools.islice(plan.shards("parts"), 10) for finding in run_shard(shard).findings
         ]
@@ -134,8 +135,8 @@ class TestParts:
     def test_each_finding_is_on_disk_under_its_part(self, tmp_path, monkeypatch):
         pair = Pair("view is stale", "every third write is lost")
         pair.prepare()
-        monkeypatch.setattr("conformance.sources.fuzzing.tasks.loaded", lambda spec: pair)
-        shard = Shard(Plan("mutant:view is stale", reports=tmp_path), 0, 20, "named")
+        monkeypatch.setattr("conformance.run.campaign.tasks.loaded", lambda spec: pair)
+        shard = Shard(Plan(DrawnPrograms(), "mutant:view is stale", reports=tmp_path), 0, 20, "named")
         findings = run_shard(shard).findings
         assert {shard.path_of(finding.number, finding.part) for finding in findings} == {
             *(tmp_path / "failures").glob("found-*")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from conformance.program.steps.op import Json
-from conformance.sources.fuzzing.inputs import Cell
+from conformance.record.program_stats import Cell
 
 
 @dataclass

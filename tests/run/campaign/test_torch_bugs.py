@@ -16,13 +16,14 @@ from conformance.program.steps.op import Step, tensor
 from conformance.record import result as model
 from conformance.record.result import NOT_RUN, SHOWS, WITHOUT_BACKEND, Outcome
 from conformance.report import html, machine
+from conformance.run.campaign.campaign import Campaign
+from conformance.run.campaign.plan import Plan
+from conformance.run.campaign.results import run_of
 from conformance.run.failing_program import FailingProgram
 from conformance.run.messages import Death, ExitReason
 from conformance.run.smaller import SAME, died_elsewhere, elsewhere
-from conformance.sources.fuzzing.campaign import Campaign
 from conformance.sources.fuzzing.command import main
-from conformance.sources.fuzzing.plan import Plan
-from conformance.sources.fuzzing.results import run_of
+from conformance.sources.fuzzing.drawn import DrawnPrograms
 from conformance.targets.compiler import DEFAULT
 
 SPEC = "compile:negates_relu,import=tests.planted.lying_compilers"
@@ -156,7 +157,7 @@ class TestRun:
         elsewhere = {"compile:eager": "agrees", "compile:aot_eager": SAME}
         of_torch = replace(of_torch, numbers=frozenset({0, 2}), shrunk=True, elsewhere=elsewhere)
         own = replace(own, shrunk=True, elsewhere={**elsewhere, "compile:aot_eager": "agrees"})
-        running = Campaign(Plan(SPEC, **options), findings=[of_torch, own])
+        running = Campaign(Plan(DrawnPrograms(), SPEC, **options), findings=[of_torch, own])
         running.result.done = 10
         return running
 

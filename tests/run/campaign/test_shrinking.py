@@ -17,12 +17,12 @@ from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step, tensor
 from conformance.record.finding import FAIL
 from conformance.run import shrink_progress
+from conformance.run.campaign.workers import Workers
 from conformance.run.failing_program import FailingProgram
 from conformance.run.messages import Limits
 from conformance.run.shrinking import LocalShrinker, ThreadShrinker
 from conformance.run.signals import Stopped
 from conformance.sources.fuzzing.command import main
-from conformance.sources.fuzzing.isolation import Workers
 from tests.patience import stretched
 
 FINDINGS = [FailingProgram(f"value / op {number}", FAIL, number) for number in range(3)]
@@ -103,7 +103,7 @@ def test_a_finding_whose_smaller_programs_end_the_process(tmp_path: Path, monkey
 class TestThreads:
     def test_same_findings(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """With two jobs, both programs are shrunk at the same time. They are of one cause, as with one job."""
-        monkeypatch.setattr("conformance.sources.fuzzing.campaign.uuid.uuid4", lambda: type("", (), {"hex": "0" * 12}))
+        monkeypatch.setattr("conformance.run.campaign.campaign.uuid.uuid4", lambda: type("", (), {"hex": "0" * 12}))
         both, smaller = threading.Barrier(2, timeout=stretched(60)), LocalShrinker.smaller
 
         def together(self: LocalShrinker, finding: FailingProgram, until: float) -> FailingProgram:

@@ -11,11 +11,12 @@ from rich.console import Console
 from conformance.program.model import Input, Program, Storage
 from conformance.program.steps.op import Step
 from conformance.record.finding import FAIL
+from conformance.run.campaign.campaign import Campaign
+from conformance.run.campaign.plan import Plan
+from conformance.run.campaign.results import run_of
+from conformance.run.campaign.terminal import summarize
 from conformance.run.failing_program import FailingProgram
-from conformance.sources.fuzzing.campaign import Campaign
-from conformance.sources.fuzzing.plan import Plan
-from conformance.sources.fuzzing.results import run_of
-from conformance.sources.fuzzing.terminal import summarize
+from conformance.sources.fuzzing.drawn import DrawnPrograms
 from conformance.standalone.oracles import Mismatch
 
 NEG = Program(
@@ -30,7 +31,7 @@ def test_a_long_heading_is_not_cut(tmp_path: Path) -> None:
     """The heading of a finding names the operator in full on a narrow terminal. Regression test: the line was cut with
     dots, and the operator is the last word."""
     op = "nn.functional.scaled_dot_product_attention_with_a_name_that_is_long"
-    campaign = Campaign(Plan("cpu", reports=tmp_path))
+    campaign = Campaign(Plan(DrawnPrograms(), "cpu", reports=tmp_path))
     (tmp_path / "failures").mkdir()
     for number, name in enumerate((op, "exp")):
         finding = FailingProgram(

@@ -28,20 +28,20 @@ from conformance.program.steps.table import OPS
 from conformance.record.errors import TargetError
 from conformance.record.finding import FAIL, HARNESS, INVALID, MOVE, TIMEOUT, severity_of
 from conformance.record.result import Result, counted, write_atomic
-from conformance.record.shortfall import FINDINGS, ON_LAYER, PROGRAMS, Shortfall
+from conformance.record.shortfall import FINDINGS, ON_LAYER, Shortfall
 from conformance.record.upstream import bugs
 from conformance.report.live import CampaignState, Log
 from conformance.run import smaller
+from conformance.run.campaign.plan import HANGS, Plan, Shard, again
+from conformance.run.campaign.results import result_of
+from conformance.run.campaign.tasks import ShardResult
+from conformance.run.campaign.workers import Workers, saved_findings
 from conformance.run.execution_place import LOCAL, ExecutionPlace
 from conformance.run.failing_program import DEATHS, FailingProgram
 from conformance.run.messages import OutOfTime, PoolLost, WorkerDied
 from conformance.run.shrinking import Ahead, LocalShrinker, RemoteShrinker, Shrinker, ThreadShrinker
-from conformance.sources.fuzzing.isolation import Workers, saved_findings
-from conformance.sources.fuzzing.plan import HANGS, Plan, Shard, again
-from conformance.sources.fuzzing.results import result_of
-from conformance.sources.fuzzing.tasks import ShardResult
 
-PROGRESS = 9
+PROGRESS = 10
 """Schema version of the progress file."""
 
 LONGEST_NAME = 90
@@ -153,7 +153,7 @@ class Campaign:
 
     def _run_and_shrink(self) -> None:
         plan = self.plan
-        with Workers(plan.target, plan.limits, plan.jobs, self.place) as workers:
+        with Workers(plan.target, plan.limits, plan.jobs, self.place, plan.numbered) as workers:
             remote = None if self.place.local else RemoteShrinker(workers, plan.trials)
             self.environment = workers.load()
             self._note_progress()
@@ -366,7 +366,7 @@ class Campaign:
         """Shrink findings between shards, within `MEANWHILE` of a limited time. Without a time limit, findings are
         shrunk at the end, in an order that does not depend on the scheduling of a pool. Listed programs all come first
         too: a model, for example, runs on the target only if all its calls do."""
-        if self.plan.listed is not None:
+        if not self.plan.numbered.endless:
             return
         while self.plan.minutes is not None and self.shrinking < MEANWHILE * (time.monotonic() - self.began):
             finding = next(filter(self._due, self._queue()), None)
@@ -628,8 +628,8 @@ class Campaign:
         plan, done = self.plan, self.result
         if plan.minutes is None:
             return []
-        rows, programs = list[Shortfall](), plan.listed.noun if plan.listed is not None else PROGRAMS
-        judged = done.done if plan.listed is not None else done.judged
+        rows, programs = list[Shortfall](), plan.numbered.noun
+        judged = done.judged if plan.numbered.endless else done.done
         if plan.wanted is None and not done.done:
             rows.append(Shortfall(programs))
         elif plan.wanted is not None and self.undrawn and not (plan.stop_at_first and self.findings):
@@ -698,7 +698,7 @@ class _Shards:
         """Return the next shard; None if there is none now."""
         campaign, plan = self.campaign, self.campaign.plan
         shard = self.unfinished.pop() if self.unfinished else next(self.planned, None)
-        if shard is not None or campaign.unfinished or plan.wanted is None or plan.listed is not None:
+        if shard is not None or campaign.unfinished or plan.wanted is None or not plan.numbered.endless:
             return shard
         missing = min(plan.wanted - campaign.result.judged, plan.wanted - self.redrawn)
         if missing > 0:

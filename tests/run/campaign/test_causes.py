@@ -13,12 +13,13 @@ from conformance.program.steps.op import Step, tensor
 from conformance.record import result as model
 from conformance.record.finding import FAIL
 from conformance.record.result import Outcome
+from conformance.run.campaign.campaign import Campaign
+from conformance.run.campaign.plan import Plan
+from conformance.run.campaign.results import run_of
+from conformance.run.campaign.tasks import ShardResult
 from conformance.run.failing_program import FailingProgram
-from conformance.sources.fuzzing.campaign import Campaign
 from conformance.sources.fuzzing.command import main
-from conformance.sources.fuzzing.plan import Plan
-from conformance.sources.fuzzing.results import run_of
-from conformance.sources.fuzzing.tasks import ShardResult
+from conformance.sources.fuzzing.drawn import DrawnPrograms
 
 LIARS = "class:tests.planted.liars."
 VIEW = Step("as_strided", (tensor("a"), [2], [2], 1), out=("b",))
@@ -80,7 +81,7 @@ class TestOneCause:
     def test_findings_that_were_not_shrunk(self, tmp_path: Path) -> None:
         """If the time runs out before shrinking, the report still joins findings of one cause. The smaller program
         represents them."""
-        running = Campaign(Plan("cpu", reports=tmp_path))
+        running = Campaign(Plan(DrawnPrograms(), "cpu", reports=tmp_path))
         (tmp_path / "failures").mkdir()
         long, short = program(VIEW, Step("neg_", (tensor("a"),))), program(VIEW)
         for number, failing in enumerate((long, short)):
@@ -102,7 +103,7 @@ class TestOneCause:
     ) -> None:
         """The findings of one signature in a shard join the known finding together, but errors one by one, since they
         may have several causes. Regression test: 33,000 programs of one cause copied their numbers 33,000 times."""
-        running, copies = Campaign(Plan("cpu", reports=tmp_path)), []
+        running, copies = Campaign(Plan(DrawnPrograms(), "cpu", reports=tmp_path)), []
         (tmp_path / "failures").mkdir()
         join = FailingProgram.of_programs
 
@@ -131,12 +132,12 @@ class TestOneCause:
         """Regression test: each line of progress walked through all 5,000 shards of 100,000 programs, twice."""
         walks, blocks = [], Plan._blocks
         monkeypatch.setattr(Plan, "_blocks", lambda self, *args: walks.append(args) or blocks(self, *args))
-        plan = Plan("cpu", programs=1000, part=(1, 2))
+        plan = Plan(DrawnPrograms(), "cpu", programs=1000, part=(1, 2))
         assert (plan.wanted, plan.wanted, len(walks)) == (500, 500, 1)
 
     def test_order(self, tmp_path: Path) -> None:
         """The most severe property comes first; equal properties are ordered by count."""
-        running = Campaign(Plan("cpu", reports=tmp_path))
+        running = Campaign(Plan(DrawnPrograms(), "cpu", reports=tmp_path))
         for wrong, count in (("wording", 9), ("value", 1), ("aliasing", 1), ("value", 2), ("crash", 1)):
             finding = FailingProgram("", FAIL, 0, program=program(), bad_step=1, property=wrong, op=str(count))
             running.findings.append(replace(finding, numbers=frozenset(range(count))))
@@ -147,7 +148,7 @@ class TestOneCause:
     def test_frequent_findings_shrink_early(self, minutes: float | None, order: str, tmp_path: Path) -> None:
         """If the time is limited, the findings of the most programs and the most severe ones take turns. Regression
         test: the finding of 90 programs was shrunk after all crashes and aliasing faults of one program, or never."""
-        running = Campaign(Plan("cpu", minutes=minutes, reports=tmp_path))
+        running = Campaign(Plan(DrawnPrograms(), "cpu", minutes=minutes, reports=tmp_path))
         for op, wrong, count in (
             ("a", "crash", 1),
             ("b", "aliasing", 9),
@@ -164,7 +165,8 @@ class TestOneCause:
     def test_order_of_shrinking(self, tmp_path: Path) -> None:
         """A command may ask for some of the findings, the most wanted first; equal ones keep the order of the page."""
         weights = {"b": 0.5, "c": 1.0, "d": 0.5}
-        running = Campaign(Plan("cpu", reports=tmp_path), wanted=lambda _, finding: weights.get(finding.op, 0.0))
+        plan = Plan(DrawnPrograms(), "cpu", reports=tmp_path)
+        running = Campaign(plan, wanted=lambda _, finding: weights.get(finding.op, 0.0))
         for op in "dabc":
             finding = FailingProgram("", FAIL, 0, program=program(), bad_step=1, property="value", op=op)
             running.findings.append(replace(finding, number="abcd".index(op), numbers=frozenset()))

@@ -14,18 +14,20 @@ from conformance.program.steps.op import Step
 from conformance.record import result as model
 from conformance.record.finding import FAIL
 from conformance.run import execution_place, shrink_progress
+from conformance.run.campaign import tasks
+from conformance.run.campaign.campaign import Campaign
+from conformance.run.campaign.plan import Plan, Shard
+from conformance.run.campaign.workers import Workers
 from conformance.run.failing_program import FailingProgram
 from conformance.run.messages import Limits
 from conformance.run.shrinking import LocalShrinker
-from conformance.sources.fuzzing import isolation, tasks
-from conformance.sources.fuzzing.campaign import Campaign
 from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.drawing import Drawing
-from conformance.sources.fuzzing.plan import Plan, Shard
+from conformance.sources.fuzzing.drawn import DrawnPrograms
 from conformance.standalone.oracles import Mismatch
-from tests.sources.fuzzing.saved import fuzz_result
+from tests.run.campaign.saved import fuzz_result
 
-SHARD = Shard(Plan("cpu"), 0, 20)
+SHARD = Shard(Plan(DrawnPrograms(), "cpu"), 0, 20)
 PROGRAM = Program(
     (Storage("float32", 4, "arange"),),
     (Input("a", 0, "float32", (4,), (1,)),),
@@ -180,7 +182,7 @@ class TestDeaths:
         finding = FailingProgram(
             "value / neg_", FAIL, 0, program=PROGRAM, mismatches=(Mismatch("value", "a", "1", "2"),)
         )
-        with isolation.Workers(spec, Limits(unit=20)) as workers, LocalShrinker(workers, 60) as shrinker:
+        with Workers(spec, Limits(unit=20)) as workers, LocalShrinker(workers, 60) as shrinker:
             small = shrinker.smaller(finding)
         assert [step.op for step in small.program.steps] == ["neg_"]
         assert small.program.inputs[0].size == (4,) and small.mismatches
@@ -206,15 +208,15 @@ class TestParts:
         """Each program belongs to exactly one part, for any number of programs; a part does not depend on the
         others."""
         for programs in (0, 7, 20, 61, 200):
-            whole = [n for shard in Plan("cpu", programs=programs).shards("") for n in numbers(shard)]
-            parts = [Plan("cpu", programs=programs, part=(index, 3)) for index in (1, 2, 3)]
+            whole = [n for shard in Plan(DrawnPrograms(), "cpu", programs=programs).shards("") for n in numbers(shard)]
+            parts = [Plan(DrawnPrograms(), "cpu", programs=programs, part=(index, 3)) for index in (1, 2, 3)]
             drawn = [n for part in parts for shard in part.shards("") for n in numbers(shard)]
             assert sorted(drawn) == whole == list(range(programs))
             assert [part.wanted for part in parts] == [sum(s.count for s in part.shards("")) for part in parts]
 
     def test_a_part_goes_on(self):
         """A part resumes where it stopped, even if more programs are requested than at first."""
-        plan = Plan("cpu", programs=100, part=(2, 2))
+        plan = Plan(DrawnPrograms(), "cpu", programs=100, part=(2, 2))
         assert [(shard.first, shard.count) for shard in plan.shards("", 30)] == [(30, 10), (60, 20)]
 
     def test_the_command(self, tmp_path, capsys):
@@ -238,7 +240,7 @@ class TestMinutes:
     def test_a_shard_with_a_finding_ends_earlier(self, tmp_path):
         """The time for shrinking counts from the first finding. Regression test: a device whose first shard took all of
         `--minutes` shrank nothing, and the page said `4 of 0 drawn programs fail`."""
-        plan = Plan("class:tests.planted.liars.WrongCell", reports=tmp_path, drawing=Drawing(without=("op_db",)))
+        plan = Plan(DrawnPrograms(Drawing(without=("op_db",))), "class:tests.planted.liars.WrongCell", reports=tmp_path)
         plan.failures.mkdir()
         result = tasks.run_shard(Shard(plan, 0, 200, until_found=0.0))
         assert 0 < result.done < 200
@@ -246,7 +248,7 @@ class TestMinutes:
 
     def test_time_is_kept_for_shrinking(self, tmp_path, monkeypatch):
         """Drawing ends earlier if there are findings to shrink."""
-        running = Campaign(Plan("cpu", minutes=10, reports=tmp_path), began_at=0.0)
+        running = Campaign(Plan(DrawnPrograms(), "cpu", minutes=10, reports=tmp_path), began_at=0.0)
         assert running._drawing_deadline() == 600
         running.findings.append(FailingProgram("FAIL", FAIL, 0, program=PROGRAM))
         assert running._drawing_deadline() == 480
@@ -359,7 +361,7 @@ class TestWhatIsResumed:
         def interrupted(workers, shard):
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(isolation.Workers, "run", interrupted)
+        monkeypatch.setattr(Workers, "run", interrupted)
         for option in ("--replay", "--minimize"):
             assert main(["--target", "cpu", option, str(path), "--reports", str(tmp_path)]) == 130
             assert capsys.readouterr().err == "conformance fuzz: interrupted; nothing was changed\n"

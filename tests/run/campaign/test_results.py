@@ -13,11 +13,11 @@ from conformance.declare.declaration import read
 from conformance.record import result as model
 from conformance.record.finding import CRASH, FAIL, FLAKY, INVALID, MEMORY, Signature, from_title
 from conformance.record.result import Outcome
+from conformance.run.campaign.results import parts, replayed, result_of
 from conformance.run.failing_program import FailingProgram
 from conformance.run.pool import LocalPool
 from conformance.run.shrinking import LocalShrinker
 from conformance.sources.fuzzing.command import main
-from conformance.sources.fuzzing.results import parts, replayed, result_of
 
 FAULT = "mutant:slice drops the offset"
 

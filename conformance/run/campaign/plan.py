@@ -14,15 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from conformance.engine.loading import describe_target
 from conformance.program.model import Program
 from conformance.program.steps.op import Json
-from conformance.program.unsupported import held, unsupported_steps
 from conformance.record import versions
 from conformance.record.names import without_features
+from conformance.run.campaign.numbered import NumberedPrograms
 from conformance.run.messages import Limits
-from conformance.sources.fuzzing.drawing import DTYPES, STEPS, VERSION, Drawing
-from conformance.sources.fuzzing.listed import Listed
 
 SHARD = 20
 """Programs in a shard. The death of a worker costs at most this number."""
@@ -35,18 +32,18 @@ worker."""
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a campaign.
+    """The plan of a campaign of the `numbered` programs of a seed.
 
     `programs` is the number of programs to judge; None means until `minutes` have passed, shrinking included. `limits`
     are those of a worker for one program. `part` (i, n) selects the i-th of every n blocks of `SHARD` programs.
     `corpus` names files of programs that run first, with the numbers -1, -2, ... counted from the end. `kernels` is the
     file with earlier kernel counts. With `record` the campaign keeps its counts."""
 
+    numbered: NumberedPrograms
     target: str = "tiny"
     seed: int = 0
     programs: int | None = 200
     minutes: float | None = None
-    drawing: Drawing = field(default_factory=Drawing)
     jobs: int = 1
     reports: Path = Path("reports")
     limits: Limits = field(default_factory=Limits)
@@ -57,17 +54,8 @@ class Plan:
     kernels: str = ""
     record: bool = False
     part: tuple[int, int] = (1, 1)
-    calls: bool = True
-    """Whether programs have further calls on a target that transforms functions."""
     fail_on_torch_bugs: bool = False
     """Whether a finding that also fails without the backend under test fails the run."""
-    listed: Listed | None = None
-    """The programs, if a function lists them; None for drawn programs."""
-
-    @property
-    def stem(self) -> str:
-        """The name of the campaign's files."""
-        return self.listed.stem if self.listed is not None else "fuzz"
 
     @property
     def failures(self) -> Path:
@@ -77,43 +65,27 @@ class Plan:
     @property
     def progress(self) -> Path:
         """The file with the progress of the campaign, for `--resume`."""
-        return self.reports / f"{self.stem}-progress.json"
+        return self.reports / f"{self.numbered.stem}-progress.json"
 
     def identity(self) -> dict[str, Json]:
         """The settings that `--resume` must not change."""
-        made_of = {key: getattr(self, key) for key in ("target", "seed", "corpus", "part", "calls")}
-        drawing = {**vars(self.drawing), "version": VERSION}
-        made_of |= {"drawing": drawing, "torch": str(versions.installed())}
-        made_of |= {"listed": vars(self.listed)} if self.listed is not None else {}
+        made_of = {key: getattr(self, key) for key in ("target", "seed", "corpus", "part")}
+        made_of |= {"programs": self.numbered.identity(), "torch": str(versions.installed())}
         plain: dict[str, Json] = json.loads(json.dumps(made_of))
         return plain
 
     @property
     def options(self) -> list[str]:
-        """The options of the command line that change the drawing."""
-        words = list[str]()
-        if self.listed is not None:
-            shard = ["--shard", "{}/{}".format(*self.part)] if self.part != (1, 1) else []
-            return [*self.listed.words, *shard]
-        if self.drawing.steps != STEPS:
-            words += ["--steps", "{}..{}".format(*self.drawing.steps)]
-        target = describe_target(self.target)
-        if self.drawing.dtypes != held(DTYPES, target.facts):
-            words += ["--dtype", ",".join(self.drawing.dtypes)]
-        if self.part != (1, 1):
-            words += ["--shard", "{}/{}".format(*self.part)]
-        declared = unsupported_steps(target.facts)
-        for option, names in (("--only", self.drawing.only), ("--without", self.drawing.without)):
-            words += [word for name in names if name not in declared for word in (option, name)]
-        return words
+        """The options of the command line that select the programs, without the seed."""
+        shard = ["--shard", "{}/{}".format(*self.part)] if self.part != (1, 1) else []
+        return [*self.numbered.words(self.target), *shard]
 
     @property
     def command(self) -> str:
         """The command line that draws the same programs."""
         corpus = ["--corpus", str(Path(self.corpus[0]).parent)] if self.corpus else []
-        module = self.listed.module if self.listed is not None else "conformance.fuzz"
-        words = ["python", "-m", module, "--target", without_features(self.target), "--seed", str(self.seed)]
-        return shlex.join([*words, *self.options, *corpus])
+        words = ["python", "-m", self.numbered.module, "--target", without_features(self.target)]
+        return shlex.join([*words, "--seed", str(self.seed), *self.options, *corpus])
 
     @functools.cached_property  # it walks through all shards, and each line of progress asks for it
     def wanted(self) -> int | None:

@@ -14,12 +14,13 @@ from conformance.program.steps.op import Step, tensor
 from conformance.record import result as model
 from conformance.record.finding import FAIL
 from conformance.record.shortfall import FINDINGS, PROGRAMS, Shortfall
+from conformance.run.campaign import campaign
+from conformance.run.campaign.campaign import Campaign
+from conformance.run.campaign.plan import SHARD, Plan
 from conformance.run.failing_program import FailingProgram
 from conformance.run.shrinking import TO_ANSWER, LocalShrinker
-from conformance.sources.fuzzing import campaign
-from conformance.sources.fuzzing.campaign import Campaign
 from conformance.sources.fuzzing.command import main
-from conformance.sources.fuzzing.plan import SHARD, Plan
+from conformance.sources.fuzzing.drawn import DrawnPrograms
 from conformance.standalone.oracles import Mismatch
 
 NEG = Program(
@@ -77,7 +78,7 @@ class TestPrograms:
 
 def planned(folder: Path, **options: object) -> Campaign:
     """A campaign with one finding that is not shrunk."""
-    running = Campaign(Plan("cpu", minutes=1.0, reports=folder, **options))  # type: ignore[arg-type]
+    running = Campaign(Plan(DrawnPrograms(), "cpu", minutes=1.0, reports=folder, **options))  # type: ignore[arg-type]
     (folder / "failures").mkdir()
     wrong = (Mismatch("value", "b", "-1", "1"),)
     finding = FailingProgram(

@@ -18,13 +18,14 @@ from conformance.program.steps.op import Step, tensor
 from conformance.record.finding import FAIL
 from conformance.record.result import Outcome
 from conformance.record.shortfall import ON_LAYER, Shortfall
+from conformance.run.campaign.campaign import PROGRESS, Campaign
+from conformance.run.campaign.plan import Plan, Shard
+from conformance.run.campaign.results import run_of
 from conformance.run.failing_program import FailingProgram
 from conformance.run.messages import Death, Done, ExitReason, Limits, Task
 from conformance.run.shrinking import RemoteShrinker
 from conformance.run.smaller import SAME
-from conformance.sources.fuzzing.campaign import PROGRESS, Campaign
-from conformance.sources.fuzzing.plan import Plan, Shard
-from conformance.sources.fuzzing.results import run_of
+from conformance.sources.fuzzing.drawn import DrawnPrograms
 
 ONE = Program(
     (Storage("float32", 1),), (Input("a", 0, "float32", (1,), (1,)),), (Step("neg", (tensor("a"),), out=("b",)),)
@@ -52,7 +53,7 @@ class Kept:
 
 def campaign(folder: Path, **options: Any) -> Campaign:
     (folder / "failures").mkdir(parents=True, exist_ok=True)
-    return Campaign(Plan("cpu", reports=folder, **options), name="0123456789ab")
+    return Campaign(Plan(DrawnPrograms(), "cpu", reports=folder, **options), name="0123456789ab")
 
 
 def on_disk(folder: Path) -> dict[str, str]:
@@ -206,7 +207,9 @@ class TestWithoutBackend:
     def running(self, folder: Path, monkeypatch: pytest.MonkeyPatch, answer: str) -> tuple[Campaign, list[int]]:
         """A campaign of a device in Python, and the programs that it asks about, with what they do without it."""
         (folder / "failures").mkdir(parents=True)
-        plan = Plan("device:cpu,import=tests.planted.lying_modes,call=nothing", minutes=1.0, reports=folder)
+        plan = Plan(
+            DrawnPrograms(), "device:cpu,import=tests.planted.lying_modes,call=nothing", minutes=1.0, reports=folder
+        )
         running, asked = Campaign(plan, name="0123456789ab"), []
 
         def elsewhere(self: Campaign, workers: Any, layer: str, finding: FailingProgram) -> str:

@@ -21,6 +21,7 @@ from conformance.program.accesses import evidence_of
 from conformance.program.calls import changes
 from conformance.program.model import call_of
 from conformance.program.steps import hazards
+from conformance.program.steps.layouts import CLASSES
 from conformance.program.steps.table import FAMILIES, OPS
 from conformance.program.verdict import FURTHER
 from conformance.record.finding import (
@@ -39,16 +40,16 @@ from conformance.record.finding import (
     shown_by,
 )
 from conformance.record.patterns import COMPILER_LAYERS
-from conformance.record.program_stats import AXES, ProgramStats
+from conformance.record.program_stats import ProgramStats
 from conformance.record.result import UNEXPECTED, Failure, Outcome, Result, Run
 from conformance.record.upstream import Evidence, known_as
+from conformance.run.campaign.plan import HANGS
+from conformance.run.campaign.tally import Tally
 from conformance.run.failing_program import FailingProgram
 from conformance.run.smaller import SAME
-from conformance.sources.fuzzing.drawing import CLASSES, DTYPES, VERSION, Tally
-from conformance.sources.fuzzing.plan import HANGS
 
 if TYPE_CHECKING:
-    from conformance.sources.fuzzing.campaign import Campaign
+    from conformance.run.campaign.campaign import Campaign
 
 OUTCOMES = {FAIL: Outcome.FAIL, FLAKY: Outcome.FLAKY, CRASH: Outcome.CRASH, TIMEOUT: Outcome.TIMEOUT,
             MEMORY: Outcome.CRASH, INVALID: Outcome.FAIL}  # fmt: skip
@@ -56,10 +57,6 @@ DEATHS = {CRASH: "ended its process", TIMEOUT: "gave no answer in time", MEMORY:
           FLAKY: "ended its process, once", INVALID: "a program without a meaning"}  # fmt: skip
 TOGETHER = "only together"
 PLACES = (MOVE, "the observation", "no step", STARTING, DRAWING, TOGETHER)
-NAMES = (FAMILIES, CLASSES, tuple(dict.fromkeys(DTYPES)))
-"""Families, layout classes and dtypes over which coverage is counted, whatever the campaign's options, so that the
-report shows cells that were never drawn."""
-
 
 TOTALS = {field.name for field in fields(ProgramStats)}
 """The totals of a run, of which a campaign counts most under the same names."""
@@ -125,16 +122,15 @@ def run_of(campaign: Campaign, interrupted: int = 0) -> Run:
         shrinking=round(campaign.shrinking, 1),
         writes=hazards.ACCESSES if done.hazards else (),
         relations=hazards.RELATIONS if done.hazards else (),
-        **({} if plan.listed is not None else dict(zip(AXES, map(tuple, NAMES), strict=True))),  # type: ignore[arg-type]
+        **plan.numbered.axes,  # type: ignore[arg-type]
     )
     limit = f"{plan.programs} programs" if plan.programs is not None else f"{plan.minutes:g} minutes"
     words = [f"seed {plan.seed}", limit, f"corpus {len(corpus)}" if corpus else "", options]
     words += ["shard {}/{}".format(*plan.part)] if plan.part != (1, 1) else []
-    drawn_by = {} if plan.listed is not None else {"drawing": f"version {VERSION}"}
     return Run(
         plan.target,
         [_result(campaign, finding, corpus) for finding in campaign.distinct()],
-        {**campaign.environment, **drawn_by, "selection": "; ".join(filter(None, words))},
+        {**campaign.environment, **plan.numbered.environment(), "selection": "; ".join(filter(None, words))},
         plan.command,
         seconds=round(campaign.running_seconds, 2),
         complete=not interrupted,

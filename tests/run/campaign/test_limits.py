@@ -26,20 +26,23 @@ from conformance.report import __main__ as report
 from conformance.report import terminal
 from conformance.run import options, session, smaller
 from conformance.run import probe as run_probe
+from conformance.run.campaign import tasks
+from conformance.run.campaign.campaign import CHECKING, LONGEST_TURN, MEANWHILE, MOST_FOR_SCRIPTS, Campaign
+from conformance.run.campaign.listed import ListedPrograms
+from conformance.run.campaign.plan import Plan
+from conformance.run.campaign.results import run_of
+from conformance.run.campaign.source import LIMITS
+from conformance.run.campaign.terminal import summarize
+from conformance.run.campaign.workers import Workers
 from conformance.run.failing_program import FailingProgram, ended
 from conformance.run.isolation import PlacedPool
 from conformance.run.messages import Limits, OutOfTime, Pool
 from conformance.run.program_workers import ProgramWorkers
 from conformance.run.shrinking import TO_ANSWER, LocalShrinker
-from conformance.sources.fuzzing import command, tasks
-from conformance.sources.fuzzing.campaign import CHECKING, LONGEST_TURN, MEANWHILE, MOST_FOR_SCRIPTS, Campaign
+from conformance.sources.fuzzing import command
 from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.drawing import Drawing
-from conformance.sources.fuzzing.isolation import Workers
-from conformance.sources.fuzzing.listed import Listed
-from conformance.sources.fuzzing.plan import Plan
-from conformance.sources.fuzzing.results import run_of
-from conformance.sources.fuzzing.terminal import summarize
+from conformance.sources.fuzzing.drawn import DrawnPrograms
 from conformance.standalone.oracles import Mismatch
 from tests.patience import stretched
 
@@ -97,7 +100,7 @@ class TestHangs:
     def test_two_programs_that_hang_are_enough(self, tmp_path: Path) -> None:
         """After two programs hang in the first call of one op, all workers use the ordinary limit for it, and the
         result has a note."""
-        campaign = Campaign(Plan("cpu", reports=tmp_path))
+        campaign = Campaign(Plan(DrawnPrograms(), "cpu", reports=tmp_path))
         (tmp_path / "failures").mkdir()
         campaign.add(ended(TIMEOUT, 0, 1, program(NEG), 1))
         assert campaign.hang == {}
@@ -111,7 +114,7 @@ class TestHangs:
     @pytest.mark.parametrize("target", ["tiny", "aot_eager"])
     def test_not_where_a_step_is_not_one_op(self, target: str, tmp_path: Path) -> None:
         """A lazy device and a compiler build the kernels of several steps together, so no single op is responsible."""
-        campaign = Campaign(Plan(target, reports=tmp_path))
+        campaign = Campaign(Plan(DrawnPrograms(), target, reports=tmp_path))
         for number in range(3):
             finding = ended(TIMEOUT, 0, number, program(NEG), 1)
             campaign.findings.append(replace(finding, numbers=frozenset({0, 1, 2})))
@@ -242,7 +245,7 @@ class TestMinutes:
 
         monkeypatch.setattr(session, "resolve", resolve)
         monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-        monkeypatch.setattr(command.Campaign, "run", lambda running: left.append(running.plan.minutes))
+        monkeypatch.setattr(Campaign, "run", lambda running: left.append(running.plan.minutes))
         assert main(["--target", "device:cpu", "--minutes", "1", "--reports", str(tmp_path)]) == 2
         assert probes == [{"strict": 6.0, "seconds": 60.0}]
         assert left == [pytest.approx(0.225)]  # a tenth of the rest is reserved for running scripts
@@ -286,7 +289,7 @@ class TestMinutes:
         args = options.parser("conformance fuzz", "", command.FLAGS, command.USUAL).parse_args(
             ["--target", "cpu", *words]
         )
-        limits = session.limits_of(args, command.LIMITS)
+        limits = session.limits_of(args, LIMITS)
         assert (limits.unit, limits.compiling) == (unit, compiling)
 
     @pytest.mark.parametrize(
@@ -305,7 +308,7 @@ class TestMinutes:
         args = options.parser("conformance fuzz", "", command.FLAGS, command.USUAL).parse_args(
             ["--target", "cpu", *words]
         )
-        limits = session.limits_of(args, command.LIMITS, 60 * args.minutes)
+        limits = session.limits_of(args, LIMITS, 60 * args.minutes)
         assert (limits.unit, limits.compiling) == (unit, compiling)
 
     def test_loading_the_target_counts(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -320,14 +323,14 @@ class TestMinutes:
 
         monkeypatch.setattr(Workers, "load", load_for_a_minute)
         monkeypatch.setattr(tasks.time, "time", lambda: now() + late[0])
-        campaign = Campaign(Plan("cpu", programs=3, minutes=1.0, reports=tmp_path))
+        campaign = Campaign(Plan(DrawnPrograms(), "cpu", programs=3, minutes=1.0, reports=tmp_path))
         campaign.run()
         assert campaign.result.done == 0
         assert [row.missing for row in campaign.shortfalls()][:1] == [3]
 
     def test_what_siblings_say_too(self, clock: Clock, slow: Slow, tmp_path: Path) -> None:
         """Loading a sibling target and running a finding on it stop at the campaign's deadline."""
-        campaign = Campaign(Plan("cpu", minutes=1.0, reports=tmp_path))
+        campaign = Campaign(Plan(DrawnPrograms(), "cpu", minutes=1.0, reports=tmp_path))
         campaign.began_at = clock.now
         for number in range(3):
             finding = FailingProgram(f"group {number}", FAIL, number, program=program(NEG))
@@ -370,7 +373,8 @@ class TestShrinkingMeanwhile:
     @staticmethod
     def running(clock: Clock, folder: Path, findings: int, minutes: float | None, drawn: float) -> Campaign:
         """Campaign with this number of findings that has drawn programs for `drawn` seconds."""
-        campaign = Campaign(Plan("cpu", minutes=minutes, reports=folder), began=clock.now, began_at=clock.now)
+        plan = Plan(DrawnPrograms(), "cpu", minutes=minutes, reports=folder)
+        campaign = Campaign(plan, began=clock.now, began_at=clock.now)
         (folder / "failures").mkdir(parents=True)
         for number in range(findings):
             finding = FailingProgram(
@@ -421,7 +425,7 @@ class TestShrinkingMeanwhile:
     def test_recorded_calls_come_first(self, clock: Clock, tmp_path: Path) -> None:
         """Whether a model runs needs all its calls. Regression test: 8 minutes on a device compared 120 of 16,877."""
         campaign, shrinker = self.running(clock, tmp_path, 3, 60.0, drawn=1000.0), Shrinking(clock, 1.0)
-        campaign.plan = replace(campaign.plan, listed=Listed("programs:programs"))
+        campaign.plan = replace(campaign.plan, numbered=ListedPrograms("programs:programs"))
         campaign._shrink_meanwhile(shrinker)
         assert (self.small(campaign), campaign.shrinking) == (0, 0.0)
 
@@ -434,7 +438,7 @@ class TestShrinkingMeanwhile:
             "_shrink_meanwhile",
             lambda self, shrinker: seen.append((self.result.done, self.running_seconds > 0)),
         )
-        plan = Plan("cpu", minutes=5.0, programs=60, drawing=Drawing(without=("op_db",)), reports=tmp_path)
+        plan = Plan(DrawnPrograms(Drawing(without=("op_db",))), "cpu", minutes=5.0, programs=60, reports=tmp_path)
         Campaign(plan).run()
         assert seen == [(20, True), (40, True), (60, True)]
 
@@ -493,7 +497,7 @@ class TestNotShrunk:
 
     @pytest.fixture
     def not_shrunk(self, tmp_path: Path) -> tuple[Campaign, Run]:
-        campaign = Campaign(Plan("cpu", minutes=1.0, reports=tmp_path))
+        campaign = Campaign(Plan(DrawnPrograms(), "cpu", minutes=1.0, reports=tmp_path))
         (tmp_path / "failures").mkdir()
         for number, op in enumerate(("neg", "exp", "abs", "sin")):
             finding = FailingProgram(
