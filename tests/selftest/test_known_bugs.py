@@ -82,7 +82,7 @@ class TestCandidates:
         wanted, running = Candidates("aot_eager"), Campaign(Plan(DrawnPrograms(), "aot_eager", reports=tmp_path))
         other = finding(Step("neg", (tensor("a"),), out=("b",)))
         for one in (WRITTEN, dataclasses.replace(other, number=41)):
-            running.findings.append(one)
+            running.findings.known.append(one)
         first, last = (wanted(running, one) for one in running.findings)
         assert first > last == 0.0
 
@@ -93,20 +93,20 @@ class TestCandidates:
         sized = dataclasses.replace(
             finding(Step("sized", (tensor("a"), "FloatTensor"), out=("b",))), property="metadata"
         )
-        running.findings.append(sized)
-        assert Candidates("compile:eager")(running, running.findings[0]) > 0
+        running.findings.known.append(sized)
+        assert Candidates("compile:eager")(running, running.findings.known[0]) > 0
 
     def test_a_bug_that_is_found(self, tmp_path: Path) -> None:
         """The second finding with the operators of #197448 is not needed. A look-alike of it does not count as it."""
         running = Campaign(Plan(DrawnPrograms(), "aot_eager", reports=tmp_path))
         again = dataclasses.replace(WRITTEN, number=41)
         for one in (BESIDE, again):
-            running.findings.append(one)
-        before = Candidates("aot_eager")(running, running.findings[1])
-        running.findings[0] = dataclasses.replace(BESIDE, shrunk=True)
-        beside = Candidates("aot_eager")(running, running.findings[1])
-        running.findings[0] = dataclasses.replace(WRITTEN, shrunk=True)
-        found = Candidates("aot_eager")(running, running.findings[1])
+            running.findings.known.append(one)
+        before = Candidates("aot_eager")(running, running.findings.known[1])
+        running.findings.known[0] = dataclasses.replace(BESIDE, shrunk=True)
+        beside = Candidates("aot_eager")(running, running.findings.known[1])
+        running.findings.known[0] = dataclasses.replace(WRITTEN, shrunk=True)
+        found = Candidates("aot_eager")(running, running.findings.known[1])
         assert 0 < before == beside
         assert 197448 in Candidates("aot_eager").matched(WRITTEN)
         assert found != before

@@ -9,13 +9,11 @@ distinct bug once, with a small program. All files of a campaign carry its name,
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import math
-import re
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,29 +21,26 @@ from conformance.declare import profile as profiles
 from conformance.engine.facts import TargetFacts
 from conformance.engine.loading import describe_target
 from conformance.program.model import ProgramError
-from conformance.program.script import script
 from conformance.program.steps.table import OPS
 from conformance.record.errors import TargetError
-from conformance.record.finding import FAIL, HARNESS, INVALID, MOVE, TIMEOUT, severity_of
-from conformance.record.result import Result, counted, write_atomic
+from conformance.record.finding import FAIL, TIMEOUT
+from conformance.record.result import Result, write_atomic
 from conformance.record.shortfall import FINDINGS, ON_LAYER, Shortfall
-from conformance.record.upstream import bugs
 from conformance.report.live import CampaignState, Log
 from conformance.run import smaller
-from conformance.run.campaign.plan import HANGS, Plan, Shard, again
+from conformance.run.campaign.findings import Findings
+from conformance.run.campaign.plan import HANGS, Plan, Shard
 from conformance.run.campaign.results import result_of
+from conformance.run.campaign.shrinking_order import ShrinkingOrder
 from conformance.run.campaign.tasks import ShardResult
 from conformance.run.campaign.workers import Workers, saved_findings
 from conformance.run.execution_place import LOCAL, ExecutionPlace
-from conformance.run.failing_program import DEATHS, FailingProgram
+from conformance.run.failing_program import FailingProgram
 from conformance.run.messages import OutOfTime, PoolLost, WorkerDied
 from conformance.run.shrinking import Ahead, LocalShrinker, RemoteShrinker, Shrinker, ThreadShrinker
 
 PROGRESS = 10
 """Schema version of the progress file."""
-
-LONGEST_NAME = 90
-"""Maximum length of a finding's file name, in characters. A longer name is cut and gets a digest."""
 
 SHRINKING = 0.2
 """Share of `--minutes` reserved for shrinking, once there are findings. Also the share of a pool's workers that shrink
@@ -67,14 +62,6 @@ PATIENCE = 1.0
 """Interval in seconds between checkpoints. Findings merged since the last checkpoint are still on disk in their shard
 files."""
 
-SHRUNK_EACH = 3
-"""Number of findings to shrink per pattern, if their causes are known without shrinking."""
-
-KNOWN_TRIALS = 4
-"""Number of smaller programs, for each program that ran, after which no finding is shrunk that may be a reported bug of
-PyTorch. On AOTAutograd eight of them take the time of a program, so shrinking known bugs takes at most a third of a
-campaign. A number, since the findings that are shrunk must not depend on the speed of a machine."""
-
 
 @dataclass
 class Campaign:
@@ -85,8 +72,8 @@ class Campaign:
     wanted: Callable[[Campaign, FailingProgram], float] | None = None
     """Shrinking priority of a finding: highest first, 0 = never. By default all are shrunk, but few of one pattern."""
     result: ShardResult = field(default_factory=ShardResult)
-    findings: list[FailingProgram] = field(default_factory=list)
-    environment: dict[str, str] = field(default_factory=dict)
+    findings: Findings = field(init=False)
+    order: ShrinkingOrder = field(init=False)
     began: float = field(default_factory=time.monotonic)
     began_at: float = field(default_factory=time.time)
     running: int = 0
@@ -119,11 +106,10 @@ class Campaign:
     """The scripts that have run."""
     _layers: dict[str, Workers] = field(default_factory=dict)
     """Workers of the targets without the backend under test that have judged a finding."""
-    _may_be: dict[tuple[int, int, str], str] = field(default_factory=dict)
     _noted: float = 0.0
-    _unsaved: list[FailingProgram] = field(default_factory=list)
-    _taken: list[Path] = field(default_factory=list)
-    """Files to delete once the findings are on disk."""
+
+    def __post_init__(self) -> None:
+        self.findings, self.order = Findings(self.plan, self.name), ShrinkingOrder(self)
 
     @functools.cached_property
     def facts(self) -> TargetFacts:
@@ -155,7 +141,7 @@ class Campaign:
         plan = self.plan
         with Workers(plan.target, plan.limits, plan.jobs, self.place, plan.numbered) as workers:
             remote = None if self.place.local else RemoteShrinker(workers, plan.trials)
-            self.environment = workers.load()
+            self.findings.environment = workers.load()
             self._note_progress()
             self.began = time.monotonic()
             with LocalShrinker(workers, plan.trials) as local:
@@ -166,7 +152,7 @@ class Campaign:
                     self.running_seconds = self.earlier_seconds + time.monotonic() - self.began
                     self._take_found()
                     self._note_progress()
-                threads = min(plan.jobs, sum(map(self._due, self._queue()))) if remote is None else 0
+                threads = min(plan.jobs, sum(map(self.order.is_due, self.order.queue()))) if remote is None else 0
                 if threads < 2:
                     self._shrink_all(shrinker, remote, len(self.findings))
         if threads > 1:  # the workers that ran the programs have ended, since each thread has workers of its own
@@ -178,82 +164,17 @@ class Campaign:
         finding of a cause, and so the set of findings that are shrunk, does not depend on the scheduling of a pool."""
         # If the campaign ends meanwhile, the remaining findings stay unshrunk.
         self._judge_without_backend()
-        while not self._late() and (finding := next(filter(self._due, self._queue()), None)) is not None:
+        while not self._late() and (finding := next(filter(self.order.is_due, self.order.queue()), None)) is not None:
             if ahead is not None:
                 self._shrink_ahead(ahead, most)
             self._shrink_timed(shrinker, finding)
             self._check_scripts()
 
-    def _queue(self) -> list[FailingProgram]:
-        """The findings that are not shrunk, in the order in which they are to be. If `--minutes` limits the campaign,
-        the findings of the most programs and the most severe ones take turns. Those that may be reported bugs of
-        PyTorch come later, and those that also show without the backend last."""
-        ranked = self.ranked()
-        if self.wanted is not None:
-            weights = [(self.wanted(self, finding), finding) for finding in ranked]
-            ranked = [finding for weight, finding in sorted(weights, key=lambda weighted: -weighted[0]) if weight]
-        elif self.plan.minutes is not None:
-            frequent = sorted(ranked, key=lambda finding: -finding.count)
-            turns = (finding for pair in zip(frequent, ranked, strict=True) for finding in pair)
-            ranked = [*{id(finding): finding for finding in turns}.values()]
-        if self.wanted is None:  # bugs that nobody knows first, then those that may be reported, then PyTorch's own
-            ranked.sort(key=lambda finding: (self.of_torch(finding), bool(self.may_be_known(finding))))
-        return [finding for finding in ranked if not finding.shrunk]
-
-    @property
-    def unwanted(self) -> list[FailingProgram]:
-        """The findings that the campaign is not to shrink."""
-        queue = self._queue()
-        return [finding for finding in self.findings if not finding.shrunk and finding not in queue]
-
-    def _due(self, finding: FailingProgram) -> bool:
-        excused = self.wanted is None and not self.plan.fail_on_torch_bugs and self.of_torch(finding)
-        return not (
-            finding.shrunk
-            or excused
-            or self._enough_of(finding)
-            or self._unshrinkable(finding)
-            or self.is_left_as_known(finding)
-        )
-
-    def is_left_as_known(self, finding: FailingProgram) -> bool:
-        """Whether a finding that may be a reported bug of PyTorch is not shrunk, since shrinking has tried enough."""
-        spent = self.wanted is None and self.tried > KNOWN_TRIALS * self.result.done
-        return spent and not finding.shrunk and bool(self.may_be_known(finding))
-
-    def of_torch(self, finding: FailingProgram) -> bool:
-        """Whether a finding also shows without the backend under test, as far as is known. It does not fail the run,
-        and is not shrunk: with a backend that has no bug, shrinking PyTorch's took most of the time."""
-        if not (finding.layer or finding.kind in DEATHS):
-            return False
-        answers = [finding.elsewhere.get(layer, "") for layer in self.facts.without_backend]
-        return any(answer.startswith(smaller.SAME) for answer in answers) or finding.layer in self._unanswered(finding)
-
-    def may_be_known(self, finding: FailingProgram) -> str:
-        """The reported bugs of PyTorch that a finding may be, by its property and its operators; "" for a target that
-        shows none. A smaller program has fewer operators, so this decides about the order only."""
-        key = finding.number, finding.part, finding.signature
-        if key not in self._may_be:
-            spec = self.plan.target.partition(",")[0]
-            names = {spec, spec.removeprefix("compile:"), f"compile:{spec}"}
-            own = [bug for bug in bugs() if names & {*bug.targets}]
-            operators = finding.operators if own else ()
-            self._may_be[key] = ", ".join(bug.name for bug in own if bug.may_be(finding.property, operators))
-        return self._may_be[key]
-
-    def _unanswered(self, finding: FailingProgram) -> list[str]:
-        """The targets without the backend on which the outcome of a finding depends, and which have not judged it. The
-        worker has judged a difference on each of them in its own process, which the target under test may have
-        spoiled; a death it has not."""
-        layers = [layer for layer in self.facts.without_backend if layer in self.facts.siblings]
-        asked = layers if finding.kind in DEATHS and finding.program.inputs else (finding.layer,)
-        return [layer for layer in asked if layer and layer not in finding.elsewhere]
-
     def _judge_without_backend(self) -> None:
         """Judge findings that may be PyTorch's own without the backend, in a separate process, before any is shrunk. A
         finding that does not fail there in the same way is the backend's."""
-        for finding in [finding for finding in self.findings if self._unanswered(finding)]:
-            for layer in self._unanswered(finding):
+        for finding in [finding for finding in self.findings if self.order.unanswered(finding)]:
+            for layer in self.order.unanswered(finding):
                 if layer not in self._layers:
                     self._layers[layer] = Workers(layer, self.plan.limits, 1, self.place)
                 answer = self._elsewhere(self._layers[layer], layer, finding) if not self._late() else None
@@ -261,45 +182,35 @@ class Campaign:
                     return
                 judged = replace(finding, elsewhere={**finding.elsewhere, layer: answer})
                 if finding.layer and not answer.startswith(smaller.SAME):
-                    for suffix in ".py", ".json":
-                        self.path(finding, suffix).unlink(missing_ok=True)
-                    self._put(finding)
-                    self.add(replace(judged, layer=""))
+                    self.findings.delete_files(finding)
+                    self.findings.substitute(finding)
+                    self.findings.add(replace(judged, layer=""))
                     break
-                self._put(finding, judged)
-                self._save(judged)
+                self.findings.substitute(finding, judged)
+                self.findings.save(judged)
                 finding = judged
 
     def _shrink_ahead(self, ahead: Ahead, most: int) -> None:
         """Start to shrink findings that probably have distinct causes ahead of their turn, until `most` are running."""
         causes = {finding.cause() for finding in self.findings if finding.shrunk}
-        for finding in self._queue():
+        for finding in self.order.queue():
             known = finding.precise and finding.cause() in causes
             causes.add(finding.cause())
-            if ahead.running < most and not known and self._due(finding):
+            if ahead.running < most and not known and self.order.is_due(finding):
                 ahead.begin(finding, until=self._deadline())
-
-    def _enough_of(self, finding: FailingProgram) -> bool:
-        """Whether enough findings of this pattern are shrunk, and the cause is precise without shrinking. One example
-        of a pattern is enough if it also shows without the backend: it is no bug of the user's."""
-        if self.wanted is not None:
-            return False
-        pattern = finding.pattern_if_shrunk
-        alike = [known for known in self.findings if known.shrunk and known.pattern == pattern]
-        return bool(alike) if finding.layer else finding.precise and len(alike) >= SHRUNK_EACH
 
     def _compare(self, relative: str) -> None:
         """Run each finding on a related target, in a separate process, to show which side has the bug."""
         with Workers(relative, self.plan.limits, 1, self.place) as workers:
-            for finding in self.ranked():
+            for finding in self.findings.ranked():
                 if relative in finding.elsewhere or not finding.program.inputs or self._late():
                     continue
                 answer = self._elsewhere(workers, relative, finding)
                 if answer is None:
                     return
                 compared = replace(finding, elsewhere={**finding.elsewhere, relative: answer})
-                self._put(finding, compared)
-                self._save(compared)
+                self.findings.substitute(finding, compared)
+                self.findings.save(compared)
 
     def _elsewhere(self, workers: Workers, relative: str, finding: FailingProgram) -> str | None:
         """Return the result of a finding's program on a related target; None if the time is over."""
@@ -321,24 +232,8 @@ class Campaign:
         target is not one op, because the target is lazy or transforms programs."""
         if self.facts.lazy or self.facts.transforms_program:
             return {}
-        hangs = {finding.op: finding.count for finding in self.distinct() if finding.kind == TIMEOUT}
+        hangs = {finding.op: finding.count for finding in self.findings.distinct() if finding.kind == TIMEOUT}
         return {op: count for op, count in hangs.items() if op in OPS and count >= HANGS}
-
-    def ranked(self) -> list[FailingProgram]:
-        """The findings in report order: by severity of the property, then by number of programs."""
-
-        def rank(finding: FailingProgram) -> tuple[int, int, int]:
-            return severity_of(finding.property), -finding.count, min(finding.numbers)
-
-        return sorted(self.findings, key=rank)
-
-    def distinct(self) -> list[FailingProgram]:
-        """The findings in report order, with those of one cause joined, shrunk or not."""
-        known: dict[str, FailingProgram] = {}
-        for finding in self.ranked():
-            title = finding.title()
-            known[title] = known[title].joined(finding) if title in known else finding
-        return list(known.values())
 
     def _deadline(self, part: float = 1.0) -> float:
         """Time at which this share of the campaign's minutes has passed, in seconds since the epoch; infinity without a
@@ -369,7 +264,7 @@ class Campaign:
         if not self.plan.numbered.endless:
             return
         while self.plan.minutes is not None and self.shrinking < MEANWHILE * (time.monotonic() - self.began):
-            finding = next(filter(self._due, self._queue()), None)
+            finding = next(filter(self.order.is_due, self.order.queue()), None)
             if finding is None:
                 return
             self._shrink_timed(shrinker, finding, min(self._drawing_deadline(), time.time() + LONGEST_TURN))
@@ -385,14 +280,14 @@ class Campaign:
         come before more drawing and shrinking: a script that shows its headline is what a user looks at first."""
         if self.plan.minutes is None or self.check is None:
             return
-        for finding in self.ranked():
-            path = self.path(finding)
+        for finding in self.findings.ranked():
+            path = self.findings.path(finding)
             if self._checked and (self.checking >= most or self._late()):
                 return
             if finding.shrunk and path not in self._checked:
                 begin = time.monotonic()
                 self._checked.add(path)
-                self.check(result_of(finding, self.script(finding)), self._deadline())
+                self.check(result_of(finding, self.findings.script(finding)), self._deadline())
                 self.checking += time.monotonic() - begin
 
     def _run_shards(self, workers: Workers, shrinker: Shrinker, remote: RemoteShrinker | None) -> None:
@@ -442,7 +337,7 @@ class Campaign:
         log.add(replace(self._sample(workers), ended=True))
 
     def _sample(self, workers: Workers) -> CampaignState:
-        done, causes, lost = self.result, len(self.distinct()), len(getattr(workers.pool, "lost", ()))
+        done, causes, lost = self.result, len(self.findings.distinct()), len(getattr(workers.pool, "lost", ()))
         now, seconds = time.time(), self.running_seconds
         return CampaignState(now, seconds, done.done, len(done.cells), causes, workers.alive(), workers.deaths, lost)
 
@@ -450,13 +345,12 @@ class Campaign:
         """Merge findings that unfinished shards left on disk. `resume` runs these shards again and finds the same."""
         for shard in self.unfinished.values():
             for finding in saved_findings(shard, shard.first, shard.first + shard.count):
-                self.add(finding)
+                self.findings.add(finding)
 
     def _note_progress(self) -> None:
         """Write a checkpoint: first the findings, then the progress file. Then delete the files of merged findings.
         `resume` finds again any finding merged after the checkpoint, and counts it once."""
-        for finding in self._unsaved:
-            self._save(finding)
+        self.findings.save_unsaved()
         progress = {
             "schema": PROGRESS,
             "campaign": self.name,
@@ -467,9 +361,8 @@ class Campaign:
             "result": self.result.to_json(),
         }
         write_atomic(self.plan.progress, json.dumps(progress))
-        for path in self._taken:
-            path.unlink(missing_ok=True)
-        self._unsaved, self._taken, self._noted = [], [], time.monotonic()
+        self.findings.delete_merged()
+        self._noted = time.monotonic()
 
     def _restore(self) -> None:
         """Load the state of an earlier run of this campaign: its progress, its findings, and those not merged yet."""
@@ -495,24 +388,8 @@ class Campaign:
                 f"{path} is of another campaign: --resume needs the target, seed, families, dtypes, "
                 "steps, corpus, shard, torch and version of the drawing that it was started with"
             )
-        self._restore_findings()
-
-    def _restore_findings(self) -> None:
-        unmerged: list[FailingProgram] = []
-        for saved in sorted(self.plan.failures.glob("*.json")):
-            try:
-                data = json.loads(saved.read_text(encoding="utf-8"))
-                if saved.name.startswith(f"found-{self.name}-"):
-                    unmerged.append(FailingProgram.from_json(data))
-                elif isinstance(data, dict) and data.get("campaign") == self.name:
-                    self.findings.append(FailingProgram.from_json(data))  # other files are programs of the user
-            except (OSError, ValueError, KeyError, TypeError, ProgramError) as error:
-                raise ProgramError(
-                    f"{saved} cannot be read ({error}): remove it, run without --resume, or choose another --reports"
-                ) from error
-        self.findings.sort(key=lambda finding: min(finding.numbers))
-        for finding in sorted(unmerged, key=lambda finding: finding.number):
-            self.add(finding)
+        self.findings.name = self.name
+        self.findings.restore()
 
     def _enough(self) -> bool:
         return time.time() >= self._drawing_deadline() or (self.plan.stop_at_first and bool(self.findings))
@@ -526,52 +403,23 @@ class Campaign:
             own = (finding.number, finding.part) if finding.an_error else ()
             alike.setdefault((finding.signature, finding.layer, *own), []).append(finding)
         for first, *others in alike.values():
-            self.add(first, *others)
-
-    def add(self, finding: FailingProgram, *later: FailingProgram) -> None:
-        """Join a finding with that of its signature, or write it to disk if it is the first one. `later` are findings
-        of this signature in later programs of the same shard. They are joined with it first: joining each one with a
-        finding of thousands of programs copies thousands of numbers."""
-        shard = Shard(self.plan, finding.number, 1, self.name)
-        self._taken += [shard.path_of(one.number, one.part) for one in (finding, *later)]
-        finding = finding.of_programs(*later) if later else finding
-        alike = (known for known in self.findings if known.layer == finding.layer)
-        alike = (known for known in alike if finding.signature in known.every_signature and known.explains(finding))
-        known = next(alike, None)
-        joined = finding if known is None else known.also_in(finding)
-        if known is None:
-            self.findings.append(finding)
-            self._save(finding)
-        else:
-            self._put(known, joined)
-            if joined.number != known.number:
-                self._taken += [self.path(known), self.path(known, ".json")]
-        if not any(waiting is joined for waiting in self._unsaved):
-            self._unsaved.append(joined)
-
-    def _put(self, old: FailingProgram, *new: FailingProgram) -> None:
-        """Replace a finding, also where it waits to be saved; by none if it is joined with another one."""
-        for findings in (self.findings, self._unsaved):
-            findings[:] = [kept for finding in findings for kept in (new if finding is old else (finding,))]
-
-    def _unshrinkable(self, finding: FailingProgram) -> bool:
-        return finding.kind in (INVALID, HARNESS) or self._of_all(finding)
+            self.findings.add(first, *others)
 
     def _shrink(self, shrinker: Shrinker, finding: FailingProgram, until: float | None = None) -> None:
         """Shrink the program of a finding to find its cause. If another finding has this cause, join the two. A finding
         with a new cause must also fail in a fresh worker."""
         until = self._deadline() if until is None else until
-        if self._unshrinkable(finding):
+        if self.order.is_unshrinkable(finding):
             return
-        same = self._of_cause(finding) if finding.precise else None
+        same = self.findings.of_cause(finding) if finding.precise else None
         small, broken = finding, False
         if same is None:
             try:
                 small = shrinker.shrink(finding, until)
-                same = self._of_cause(small)
+                same = self.findings.of_cause(small)
                 if same is None and small.kind == FAIL and time.time() < until:
                     small = shrinker.confirm(finding, small, until)
-                    same = self._of_cause(small)
+                    same = self.findings.of_cause(small)
             except PoolLost:
                 raise
             except Exception as error:  # a fault of the harness: the finding stays as it is and records the error
@@ -583,44 +431,21 @@ class Campaign:
         before = [finding]
         if shrunk.an_error and time.time() < until and not broken:
             shrunk = replace(shrunk, needed=shrunk.operators & finding.operators)
-            shrunk = self._split(finding, shrunk)
+            shrunk = self.findings.split(finding, shrunk)
         else:
-            self._put(finding, shrunk)
+            self.findings.substitute(finding, shrunk)
         if same is not None:
-            same = self._of_cause(shrunk)  # again, since `_split` may have added programs to it
+            same = self.findings.of_cause(shrunk)  # again, since `split` may have added programs to it
             assert same is not None
             before.append(same)
-            self._put(shrunk)
+            self.findings.substitute(shrunk)
             shrunk = replace(same.joined(shrunk), needed=same.needed)
-            self._put(same, shrunk)
-        self._save(shrunk)
-        for path in map(self.path, before):
-            if path != self.path(shrunk):
-                path.unlink(missing_ok=True)
-                path.with_suffix(".json").unlink(missing_ok=True)
+            self.findings.substitute(same, shrunk)
+        self.findings.save(shrunk)
+        for old in before:
+            if self.findings.path(old) != self.findings.path(shrunk):
+                self.findings.delete_files(old)
         self.tell(self)
-
-    def _split(self, old: FailingProgram, shrunk: FailingProgram) -> FailingProgram:
-        """Replace a finding by its shrunk form, without the kept programs with the same error that this does not
-        explain. They become findings of their own."""
-        apart = [other for other in shrunk.others if not shrunk.explains(other)]
-        # A program whose parts fail with one error may belong to both findings.
-        staying = {shrunk.number, *(other.number for other in shrunk.others if shrunk.explains(other))}
-        gone = {other.number for other in apart} - staying
-        shrunk = replace(shrunk, numbers=shrunk.numbers - gone, masking=shrunk.masking - gone, others=())
-        self._put(old, shrunk)
-        for other in apart:
-            self.add(other)
-        return shrunk
-
-    def _of_cause(self, finding: FailingProgram) -> FailingProgram | None:
-        """Another finding that is shrunk and has this one's cause, if there is one."""
-        others = (known for known in self.findings if known.shrunk and known is not finding)
-        return next((known for known in others if known.cause() == finding.cause() != ""), None)
-
-    def _of_all(self, finding: FailingProgram) -> bool:
-        """Whether every program that ran fails in this way before its first step, so that shrinking is pointless."""
-        return finding.op == MOVE and finding.count == self.result.done - self.result.unsupported.total()
 
     def shortfalls(self) -> list[Shortfall]:
         """What `--minutes` kept from being judged. Without `--programs` the time is the amount, so that the number of
@@ -634,55 +459,17 @@ class Campaign:
             rows.append(Shortfall(programs))
         elif plan.wanted is not None and self.undrawn and not (plan.stop_at_first and self.findings):
             rows.append(Shortfall(programs, plan.wanted - judged, plan.wanted))
-        late = [*filter(self._due, self._queue())]
+        late = [*filter(self.order.is_due, self.order.queue())]
         shrunk = [finding for finding in self.findings if finding.shrunk]
         rows.append(Shortfall(FINDINGS, len(late) + sum(finding.cut for finding in shrunk), len(late) + len(shrunk)))
         tried = [finding for finding in self.findings if finding.program.inputs]
         for relative in self.facts.siblings:
             # Of targets without the backend, only answers that an outcome depends on: a worker has judged the others.
-            asked = self._unanswered if relative in self.facts.without_backend else lambda finding: self.facts.siblings
-            missing = [finding for finding in tried if relative not in finding.elsewhere and relative in asked(finding)]
+            only_asked = relative in self.facts.without_backend
+            unjudged = [finding for finding in tried if relative not in finding.elsewhere]
+            missing = [one for one in unjudged if not only_asked or relative in self.order.unanswered(one)]
             rows.append(Shortfall(ON_LAYER.format(relative), len(missing), len(tried)))
         return [row for row in rows if row.missing or (not row.planned and row.what == programs)]
-
-    def path(self, finding: FailingProgram, suffix: str = ".py") -> Path:
-        """The file of a finding's script, or of its program with the suffix `.json`."""
-        target = re.sub(r",(import|call)=[^,]*", "", profiles.identity(self.plan.target))
-        of = (finding.cause() if finding.shrunk else "") or f"{finding.signature} program {finding.number}"
-        slug = re.sub(r"[^a-z0-9_.]+", "-", f"{target} {of}".lower()).strip("-")
-        if len(slug) > LONGEST_NAME:
-            slug = f"{slug[:LONGEST_NAME]}-{hashlib.sha256(of.encode()).hexdigest()[:6]}"
-        return self.plan.failures / f"{slug}{suffix}"
-
-    def mark_scripts(self, results: Iterable[Result]) -> None:
-        """Write into the files of the findings whether their scripts show their headlines."""
-        for result in results:
-            if isinstance(result.finding, FailingProgram):
-                self._save(replace(result.finding, alone=result.alone))
-
-    def _save(self, finding: FailingProgram) -> None:
-        target = self.plan.target
-        own = {"campaign": self.name, "target": target, "identity": profiles.identity(target)}
-        write_atomic(self.path(finding, ".json"), json.dumps({**finding.to_json(), **own}, indent=1))
-        write_atomic(self.path(finding), self.script(finding))
-
-    def again(self, finding: FailingProgram) -> str:
-        """The command that runs the finding's program again."""
-        return again(self.path(finding, ".json"))
-
-    def script(self, finding: FailingProgram) -> str:
-        """The finding's program as a standalone script."""
-        versions = ", ".join(f"{name} {value}" for name, value in self.environment.items())
-        notes = [
-            f"{finding.kind} in {counted(finding.count, 'program')}: {finding.title()}",
-            f"Again: {self.again(finding)}",
-            f"Found by: {self.plan.command}  (program {finding.number})",
-        ]
-        notes += [f"With: {versions}"] if versions else []
-        notes += [f"In a fresh process: {finding.alone}"]
-        target = describe_target(self.plan.target)
-        step, death, said = finding.bad_step, finding.death(), finding.wrong_first
-        return script(finding.program, target, finding.differences, notes, step, death, wrong_first=said)
 
 
 class _Shards:

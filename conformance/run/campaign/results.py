@@ -117,7 +117,7 @@ def run_of(campaign: Campaign, interrupted: int = 0) -> Run:
     totals |= {name: dict(getattr(done, name).most_common()) for name in ("unsupported", "avoided")}
     drawn = ProgramStats(
         **{**totals, "seeds": (plan.seed,), "programs": done.done, "options": options, "corpus": corpus},
-        unwanted=len(campaign.unwanted),
+        unwanted=len(campaign.order.unwanted),
         smaller=campaign.tried,
         shrinking=round(campaign.shrinking, 1),
         writes=hazards.ACCESSES if done.hazards else (),
@@ -129,8 +129,8 @@ def run_of(campaign: Campaign, interrupted: int = 0) -> Run:
     words += ["shard {}/{}".format(*plan.part)] if plan.part != (1, 1) else []
     return Run(
         plan.target,
-        [_result(campaign, finding, corpus) for finding in campaign.distinct()],
-        {**campaign.environment, **plan.numbered.environment(), "selection": "; ".join(filter(None, words))},
+        [_result(campaign, finding, corpus) for finding in campaign.findings.distinct()],
+        {**campaign.findings.environment, **plan.numbered.environment(), "selection": "; ".join(filter(None, words))},
         plan.command,
         seconds=round(campaign.running_seconds, 2),
         complete=not interrupted,
@@ -169,7 +169,7 @@ def with_counts(run: Run) -> Run:
 
 def _result(campaign: Campaign, finding: FailingProgram, corpus: tuple[str, ...]) -> Result:
     target = describe_target(campaign.plan.target)
-    script = campaign.script(finding)
+    script = campaign.findings.script(finding)
     finding = replace(
         finding,
         first=min((number for number in finding.numbers if number >= 0), default=None),

@@ -96,7 +96,7 @@ class CampaignSource(Source):
 
     def keep(self, session: Session, run: Run) -> None:
         """Mark the saved findings whose script shows no headline."""
-        self.running.mark_scripts(run.results)
+        self.running.findings.mark_scripts(run.results)
 
     def summarize(self, session: Session, run: Run) -> None:
         """See `Source.summarize`."""
@@ -120,7 +120,7 @@ def progress_line(running: Campaign) -> str:
     """Return the progress of the campaign in one line."""
     done, wanted = count_progress(running), running.plan.wanted
     rate = done / max(running.running_seconds, 1e-9)
-    findings = running.distinct()
+    findings = running.findings.distinct()
     failing = len(set[int]().union(*(finding.numbers for finding in findings)))
     noun = running.plan.numbered.noun.split()[-1]
     return (
@@ -134,7 +134,7 @@ def show_progress(running: Campaign, view: View) -> None:
     known = set[object]()
 
     def tell(at: Campaign) -> None:
-        findings = at.distinct()
+        findings = at.findings.distinct()
         for finding in findings:
             cause = finding.pattern_if_shrunk or finding.signature  # one line for a bug of many operators
             names = {cause, (finding.number, finding.part)}  # a culprit, once found, is another cause of this program
@@ -143,10 +143,10 @@ def show_progress(running: Campaign, view: View) -> None:
             if not told and finding.op != MOVE:  # one sentence at the end reports a failing move
                 result = result_of(finding)
                 also = ""
-                if at.of_torch(finding):
+                if at.order.of_torch(finding):
                     also = f" ({WITHOUT_BACKEND}{'' if at.plan.fail_on_torch_bugs else ', so it is not shrunk'})"
-                elif not finding.shrunk and at.may_be_known(finding):
-                    also = f" (may be {at.may_be_known(finding)}, so it is shrunk later)"
+                elif not finding.shrunk and at.order.may_be_known(finding):
+                    also = f" (may be {at.order.may_be_known(finding)}, so it is shrunk later)"
                 view.finding(f"{result.outcome} in program {finding.number}: {headline(result)}{also}")
         failing = len(set[int]().union(*(finding.numbers for finding in findings)))
         view.at(count_progress(at), at.plan.wanted, failing, progress_line(at))

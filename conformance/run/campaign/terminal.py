@@ -94,7 +94,7 @@ def _cause(console: Console, cause: Cause, running: Campaign, scripted: bool) ->
     _example(console, *members[0], running, scripted)
     for result, finding in members[1 : MOST_NAMED + 1]:
         mark = f" ({escape_control_characters(result.script_mark)})" if result.script_mark else ""
-        where = f"{finding.op} in {counted(finding.count, 'program')}: {running.path(finding)}"
+        where = f"{finding.op} in {counted(finding.count, 'program')}: {running.findings.path(finding)}"
         console.print(f"also:   {where}{mark}")
     if members[MOST_NAMED + 1 :]:
         console.print(f"and {len(members) - MOST_NAMED - 1} more findings of this cause, on the page")
@@ -114,14 +114,16 @@ def _example(console: Console, result: Result, finding: FailingProgram, running:
             why = "it is no bug of your backend; --minimize makes it small"
         elif not finding.pattern.startswith(NOT_SHRUNK.format("")):
             why = "smaller findings have the same pattern"
-        elif running.is_left_as_known(finding):
-            why = f"it may be {running.may_be_known(finding)}, and others were shrunk first; --minimize makes it small"
+        elif running.order.is_left_as_known(finding):
+            known = running.order.may_be_known(finding)
+            why = f"it may be {known}, and others were shrunk first; --minimize makes it small"
         console.print(f"not shrunk: {why}")
     if explanation := legend(finding.title(), *seen):
         console.print(f"where {explanation}")
-    console.print(own_part(running.script(finding)) if scripted else escape_control_characters(headline(result)))
+    script = running.findings.script(finding)
+    console.print(own_part(script) if scripted else escape_control_characters(headline(result)))
     if finding.elsewhere:
         console.print("elsewhere: " + "; ".join(f"{spec} {answer}" for spec, answer in finding.elsewhere.items()))
     if origin := finding.origin():
         console.print(escape_control_characters(origin))
-    console.print(f"script: {running.path(finding)}\nagain:  {running.again(finding)}")
+    console.print(f"script: {running.findings.path(finding)}\nagain:  {running.findings.again(finding)}")

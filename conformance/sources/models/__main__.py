@@ -83,7 +83,7 @@ class Models(CampaignSource):
         run = super().execute(session, seconds)
         args, running = session.args, self.running
         calls = chosen(str(args.calls or RECORDED), tuple(args.model))
-        return replace(run, models=outcomes_of(*calls, running.distinct(), running.result.listed))
+        return replace(run, models=outcomes_of(*calls, running.findings.distinct(), running.result.listed))
 
     def summarize(self, session: Session, run: Run) -> None:
         """Print the table of models behind the findings."""

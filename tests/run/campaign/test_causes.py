@@ -86,12 +86,12 @@ class TestOneCause:
         long, short = program(VIEW, Step("neg_", (tensor("a"),))), program(VIEW)
         for number, failing in enumerate((long, short)):
             signature = f"stride / as_strided / {number}"
-            running.add(
+            running.findings.add(
                 FailingProgram(
                     signature, FAIL, number, program=failing, bad_step=1, property="metadata", op="as_strided"
                 )
             )
-        (finding,) = running.distinct()
+        (finding,) = running.findings.distinct()
         assert (finding.program, finding.numbers, len(running.findings)) == (short, {0, 1}, 2)
         assert len(list((tmp_path / "failures").glob("*.json"))) == 2
 
@@ -121,7 +121,7 @@ class TestOneCause:
         running._take(shard(0))
         (finding,) = running.findings
         assert (finding.number, finding.numbers) == (0, {*range(12)})
-        assert {path.name.rpartition("-")[2] for path in running._taken if path.name.startswith("found-")} == {
+        assert {path.name.rpartition("-")[2] for path in running.findings._taken if path.name.startswith("found-")} == {
             f"{number}.0.json" for number in range(12)
         }
         assert len(copies) == joins
@@ -140,8 +140,8 @@ class TestOneCause:
         running = Campaign(Plan(DrawnPrograms(), "cpu", reports=tmp_path))
         for wrong, count in (("wording", 9), ("value", 1), ("aliasing", 1), ("value", 2), ("crash", 1)):
             finding = FailingProgram("", FAIL, 0, program=program(), bad_step=1, property=wrong, op=str(count))
-            running.findings.append(replace(finding, numbers=frozenset(range(count))))
-        order = [f"{finding.property} {finding.op}" for finding in running.ranked()]
+            running.findings.known.append(replace(finding, numbers=frozenset(range(count))))
+        order = [f"{finding.property} {finding.op}" for finding in running.findings.ranked()]
         assert order == ["crash 1", "aliasing 1", "value 2", "value 1", "wording 9"]
 
     @pytest.mark.parametrize(("minutes", "order"), [(None, "abcde"), (5.0, "eabdc")])
@@ -157,10 +157,10 @@ class TestOneCause:
             ("e", "wording", 90),
         ):
             finding = FailingProgram("", FAIL, 0, program=program(), bad_step=1, property=wrong, op=op)
-            running.findings.append(replace(finding, numbers=frozenset(range(count))))
-        assert [finding.op for finding in running._queue()] == [*order]
-        running.findings[-1] = replace(running.findings[-1], shrunk=True)  # the turns of the others stay
-        assert [finding.op for finding in running._queue()] == [*order.replace("e", "")]
+            running.findings.known.append(replace(finding, numbers=frozenset(range(count))))
+        assert [finding.op for finding in running.order.queue()] == [*order]
+        running.findings.known[-1] = replace(running.findings.known[-1], shrunk=True)  # the turns of the others stay
+        assert [finding.op for finding in running.order.queue()] == [*order.replace("e", "")]
 
     def test_order_of_shrinking(self, tmp_path: Path) -> None:
         """A command may ask for some of the findings, the most wanted first; equal ones keep the order of the page."""
@@ -169,12 +169,12 @@ class TestOneCause:
         running = Campaign(plan, wanted=lambda _, finding: weights.get(finding.op, 0.0))
         for op in "dabc":
             finding = FailingProgram("", FAIL, 0, program=program(), bad_step=1, property="value", op=op)
-            running.findings.append(replace(finding, number="abcd".index(op), numbers=frozenset()))
-        assert [finding.op for finding in running._queue()] == ["c", "b", "d"]
+            running.findings.known.append(replace(finding, number="abcd".index(op), numbers=frozenset()))
+        assert [finding.op for finding in running.order.queue()] == ["c", "b", "d"]
         drawn = run_of(running).drawn
         assert drawn is not None and drawn.unwanted == 1
-        running.findings[-1] = replace(running.findings[-1], shrunk=True)
-        assert [finding.op for finding in running._queue()] == ["b", "d"]
+        running.findings.known[-1] = replace(running.findings.known[-1], shrunk=True)
+        assert [finding.op for finding in running.order.queue()] == ["b", "d"]
 
 
 class TestTheMoveOfTheInputs:

@@ -102,11 +102,11 @@ class TestHangs:
         result has a note."""
         campaign = Campaign(Plan(DrawnPrograms(), "cpu", reports=tmp_path))
         (tmp_path / "failures").mkdir()
-        campaign.add(ended(TIMEOUT, 0, 1, program(NEG), 1))
+        campaign.findings.add(ended(TIMEOUT, 0, 1, program(NEG), 1))
         assert campaign.hang == {}
-        campaign.add(ended(TIMEOUT, 0, 2, program(NEG), 1))
-        campaign.add(ended(CRASH, 0, 3, program(EXP), 1))
-        campaign.add(ended(CRASH, 0, 4, program(EXP), 1))
+        campaign.findings.add(ended(TIMEOUT, 0, 2, program(NEG), 1))
+        campaign.findings.add(ended(CRASH, 0, 3, program(EXP), 1))
+        campaign.findings.add(ended(CRASH, 0, 4, program(EXP), 1))
         assert campaign.hang == {"neg": 2}
         [note] = run_of(campaign).notes
         assert "neg hung in 2 programs" in note
@@ -117,7 +117,7 @@ class TestHangs:
         campaign = Campaign(Plan(DrawnPrograms(), target, reports=tmp_path))
         for number in range(3):
             finding = ended(TIMEOUT, 0, number, program(NEG), 1)
-            campaign.findings.append(replace(finding, numbers=frozenset({0, 1, 2})))
+            campaign.findings.known.append(replace(finding, numbers=frozenset({0, 1, 2})))
         assert campaign.hang == {}
 
     def test_the_ordinary_limit(self) -> None:
@@ -334,7 +334,7 @@ class TestMinutes:
         campaign.began_at = clock.now
         for number in range(3):
             finding = FailingProgram(f"group {number}", FAIL, number, program=program(NEG))
-            campaign.findings.append(finding)
+            campaign.findings.known.append(finding)
         slow.answer = "agrees"
         campaign._compare("cpu")
         assert clock.now == campaign.began_at + 60
@@ -380,7 +380,7 @@ class TestShrinkingMeanwhile:
             finding = FailingProgram(
                 f"group {number}", FAIL, number, program=program(NEG), bad_step=1, property="value", op=f"op{number}"
             )
-            campaign.findings.append(finding)
+            campaign.findings.known.append(finding)
         clock.now += drawn
         return campaign
 
@@ -405,7 +405,7 @@ class TestShrinkingMeanwhile:
         campaign, shrinker = self.running(clock, tmp_path, 1, 10.0, drawn=100.0), Shrinking(clock, 1.0)
         campaign._shrink_meanwhile(shrinker)
         assert shrinker.given == [LONGEST_TURN]
-        campaign.findings[0] = replace(campaign.findings[0], shrunk=False)
+        campaign.findings.known[0] = replace(campaign.findings.known[0], shrunk=False)
         clock.now = campaign._drawing_deadline() - 5.0
         campaign._shrink_meanwhile(shrinker)
         assert shrinker.given == [LONGEST_TURN, 5.0]
@@ -471,7 +471,7 @@ class TestScriptsMeanwhile:
     def test_the_first_always_runs(self, clock: Clock, tmp_path: Path) -> None:
         """A user sees after seconds whether the report will show what it says."""
         campaign, ran = self.checking(clock, tmp_path, 3, 60.0)
-        campaign.findings[0] = replace(campaign.findings[0], shrunk=True)
+        campaign.findings.known[0] = replace(campaign.findings.known[0], shrunk=True)
         campaign._check_scripts(0.0)
         campaign._check_scripts(0.0)
         assert ran == ["op0"]
@@ -487,7 +487,7 @@ class TestScriptsMeanwhile:
 
     def test_without_a_limit_they_run_at_the_end(self, clock: Clock, tmp_path: Path) -> None:
         campaign, ran = self.checking(clock, tmp_path, 3, None)
-        campaign.findings[0] = replace(campaign.findings[0], shrunk=True)
+        campaign.findings.known[0] = replace(campaign.findings.known[0], shrunk=True)
         campaign._check_scripts()
         assert not ran
 
@@ -510,7 +510,7 @@ class TestNotShrunk:
                 property="value",
                 op=op,
             )
-            campaign.findings.append(replace(finding, shrunk=op == "sin"))
+            campaign.findings.known.append(replace(finding, shrunk=op == "sin"))
         campaign.result.done = 4
         return campaign, run_of(campaign)
 

@@ -69,9 +69,9 @@ class TestOrder:
             running, findings = campaign(tmp_path / str(seed)), list(FOUND)
             random.Random(seed).shuffle(findings)
             for finding in findings:
-                running.add(finding)
+                running.findings.add(finding)
             running._note_progress()
-            assert [finding.number for finding in running.ranked()] == [0, 1, 2]
+            assert [finding.number for finding in running.findings.ranked()] == [0, 1, 2]
             seen.append({name: text.replace(f"/{seed}/", "/") for name, text in on_disk(tmp_path / str(seed)).items()})
         assert all(one == seen[0] for one in seen)
         assert len(seen[0]) == 6
@@ -85,7 +85,7 @@ class TestOrder:
             (Shard(running.plan, finding.number, 1, running.name).path_of(finding.number)).write_text(
                 json.dumps(finding.to_json())
             )
-            running.add(finding)
+            running.findings.add(finding)
         assert len([name for name in on_disk(tmp_path) if name.startswith("found-")]) == len(FOUND)
         again = campaign(tmp_path, resume=True)
         again._restore()
@@ -126,10 +126,13 @@ class TestOrder:
         running = campaign(tmp_path)
         for part, operator in enumerate(("sin", "exp")):
             program = Program((), (), (Step(operator, (tensor("a"),), out=("b",)),))
-            running.add(FailingProgram("error / text", FAIL, 3, program=program, property="error", part=part))
+            running.findings.add(FailingProgram("error / text", FAIL, 3, program=program, property="error", part=part))
         (known,) = running.findings
-        running._split(known, replace(known, shrunk=True, needed=frozenset({"sin"})))
-        assert [(each.numbers, each.operators) for each in running.ranked()] == [({3}, {"sin"}), ({3}, {"exp"})]
+        running.findings.split(known, replace(known, shrunk=True, needed=frozenset({"sin"})))
+        assert [(each.numbers, each.operators) for each in running.findings.ranked()] == [
+            ({3}, {"sin"}),
+            ({3}, {"exp"}),
+        ]
 
 
 class TestBugsOfTorch:
@@ -140,30 +143,30 @@ class TestBugsOfTorch:
         """A finding of the backend's own comes first, however many programs show a bug of PyTorch."""
         running = campaign(tmp_path)
         for number in range(5):
-            running.add(replace(FOUND[0], number=number, layer="compile:aot_eager"))
-        running.add(replace(FOUND[1], number=9))
-        assert [finding.layer for finding in running._queue()] == ["", "compile:aot_eager"]
+            running.findings.add(replace(FOUND[0], number=number, layer="compile:aot_eager"))
+        running.findings.add(replace(FOUND[1], number=9))
+        assert [finding.layer for finding in running.order.queue()] == ["", "compile:aot_eager"]
 
     @pytest.mark.parametrize(("layer", "due"), [("", True), ("compile:aot_eager", False)])
     def test_one_example_of_a_pattern(self, tmp_path: Path, layer: str, due: bool) -> None:
         """The second operator with one pattern is not shrunk, while a finding of the backend's own is. PyTorch's are
         shrunk only if they fail the run."""
         running = campaign(tmp_path, fail_on_torch_bugs=True)
-        running.add(replace(FOUND[0], layer=layer))
-        running.add(replace(FOUND[1], layer=layer))
+        running.findings.add(replace(FOUND[0], layer=layer))
+        running.findings.add(replace(FOUND[1], layer=layer))
         first, second = running.findings
         assert first.pattern_if_shrunk == second.pattern_if_shrunk != ""
-        assert running._due(first) and running._due(second)
-        running._put(first, replace(first, shrunk=True))
-        assert running._due(second) is due
+        assert running.order.is_due(first) and running.order.is_due(second)
+        running.findings.substitute(first, replace(first, shrunk=True))
+        assert running.order.is_due(second) is due
 
     def test_they_are_not_shrunk(self, tmp_path: Path) -> None:
         """PyTorch's own do not fail the run, so no smaller program is tried. Regression test: on a right backend, 200
         programs had not ended after 25 minutes, of which shrinking took most."""
         running = campaign(tmp_path)
-        running.add(replace(FOUND[0], layer="compile:aot_eager"))
-        running.add(FOUND[1])
-        assert [finding.layer for finding in filter(running._due, running._queue())] == [""]
+        running.findings.add(replace(FOUND[0], layer="compile:aot_eager"))
+        running.findings.add(FOUND[1])
+        assert [finding.layer for finding in filter(running.order.is_due, running.order.queue())] == [""]
 
 
 class TestReportedBugs:
@@ -180,10 +183,10 @@ class TestReportedBugs:
         for number, ops in enumerate((("index_put_", "flip", "add_"), ("neg",))):
             steps = tuple(Step(op, (tensor("a"),)) for op in ops)
             found = replace(FOUND[number], program=ONE.with_steps(steps), op=ops[-1], property="value")
-            running.add(replace(found, numbers=frozenset({number}) if number else frozenset(range(10, 15))))
-        queued = [finding.program.steps[min(1, len(finding.program.steps) - 1)].op for finding in running._queue()]
+            running.findings.add(replace(found, numbers=frozenset({number}) if number else frozenset(range(10, 15))))
+        queued = [finding.program.steps[min(1, len(finding.program.steps) - 1)].op for finding in running.order.queue()]
         assert queued == order
-        known = {finding.program.steps[0].op: running.may_be_known(finding) for finding in running.findings}
+        known = {finding.program.steps[0].op: running.order.may_be_known(finding) for finding in running.findings}
         assert known["neg"] == "" and ("pytorch#198270" in known["index_put_"]) is (spec != "cpu")
 
     @pytest.mark.parametrize(("tried", "due"), [(400, [True, True]), (401, [True, False])])
@@ -194,9 +197,9 @@ class TestReportedBugs:
         running.plan = replace(running.plan, target="inductor")
         for number, ops in enumerate((("neg",), ("index_put_", "flip", "add_"))):
             steps = tuple(Step(op, (tensor("a"),)) for op in ops)
-            running.add(replace(FOUND[number], program=ONE.with_steps(steps), op=ops[-1], property="value"))
+            running.findings.add(replace(FOUND[number], program=ONE.with_steps(steps), op=ops[-1], property="value"))
         running.result.done, running.tried = 100, tried
-        assert [running._due(finding) for finding in running._queue()] == due
+        assert [running.order.is_due(finding) for finding in running.order.queue()] == due
 
 
 class TestWithoutBackend:
@@ -217,8 +220,8 @@ class TestWithoutBackend:
             return answer
 
         monkeypatch.setattr(Campaign, "_elsewhere", elsewhere)
-        running.add(replace(FOUND[0], layer=self.LAYER))
-        running.add(FOUND[1])
+        running.findings.add(replace(FOUND[0], layer=self.LAYER))
+        running.findings.add(FOUND[1])
         return running, asked
 
     def test_a_bug_of_torch(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,15 +230,15 @@ class TestWithoutBackend:
         running._judge_without_backend()
         running._judge_without_backend()
         assert asked == [0] and [finding.layer for finding in running.findings] == [self.LAYER, ""]
-        assert [running._due(finding) for finding in running.findings] == [False, True]
+        assert [running.order.is_due(finding) for finding in running.findings] == [False, True]
 
     def test_a_device_that_spoils_its_process(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A finding that shows without the device only in the worker's own process is the device's, and is shrunk."""
         running, asked = self.running(tmp_path, monkeypatch, "agrees")
         running._judge_without_backend()
         assert asked == [0] and [finding.layer for finding in running.findings] == ["", ""]
-        assert all(map(running._due, running.findings))
-        saved = json.loads(running.path(running.ranked()[0], ".json").read_text())
+        assert all(map(running.order.is_due, running.findings))
+        saved = json.loads(running.findings.path(running.findings.ranked()[0], ".json").read_text())
         assert saved["elsewhere"] == {self.LAYER: "agrees"}
         assert len(on_disk(tmp_path)) == 4
 
@@ -243,7 +246,7 @@ class TestWithoutBackend:
         """Without time for a separate process, the worker's answer stands, and the sentence says so. Regression test:
         with `--minutes 1`, PyTorch's own findings on a device in Python failed the run."""
         running, _ = self.running(tmp_path, monkeypatch, "")
-        running.findings = [replace(finding, program=ONE) for finding in running.findings]
+        running.findings.known = [replace(finding, program=ONE) for finding in running.findings]
         own, of_torch = run_of(running).listed
         assert [(own.outcome, own.layer), (of_torch.outcome, of_torch.layer)] == [
             (Outcome.FAIL, ""), (Outcome.XFAIL, self.LAYER),
@@ -257,7 +260,7 @@ class TestApart:
         running, pool = campaign(tmp_path), Kept()
         remote = RemoteShrinker(pool, 200)  # type: ignore[arg-type]
         for number in range(100):
-            running.add(replace(FOUND[0], number=number))
+            running.findings.add(replace(FOUND[0], number=number))
             running._shrink_ahead(remote, 5)
         assert [task.name for task in pool.tasks] == ["shrinking program 0"]
 
@@ -266,7 +269,7 @@ class TestApart:
         running, pool = campaign(tmp_path), Kept()
         remote = RemoteShrinker(pool, 200)  # type: ignore[arg-type]
         for number in range(30):
-            running.add(replace(FOUND[0], number=number, signature=f"value / op {number}"))
+            running.findings.add(replace(FOUND[0], number=number, signature=f"value / op {number}"))
             running._shrink_ahead(remote, 2)
         assert len(pool.tasks) == 2
 

@@ -84,7 +84,7 @@ def planned(folder: Path, **options: object) -> Campaign:
     finding = FailingProgram(
         "value / neg", FAIL, 1, program=NEG, mismatches=wrong, bad_step=1, property="value", op="neg"
     )
-    running.findings.append(finding)
+    running.findings.known.append(finding)
     running.result.done = 20
     return running
 
@@ -116,10 +116,10 @@ class TestFindings:
         monkeypatch.setattr(campaign.time, "time", lambda: clock[0])
         running = planned(tmp_path)
         running.began_at = 0.0
-        running._shrink(Shrinking(clock, ends), running.findings[0])
-        assert running.findings[0].shrunk
+        running._shrink(Shrinking(clock, ends), running.findings.known[0])
+        assert running.findings.known[0].shrunk
         assert running.shortfalls() == [Shortfall(FINDINGS, 1, 1)] * cut
-        data = running.findings[0].to_json()
+        data = running.findings.known[0].to_json()
         assert FailingProgram.from_json(data).cut is bool(cut), "--resume keeps it"
 
     def test_a_finding_that_is_not_shrunk(self, tmp_path: Path) -> None:
@@ -128,12 +128,12 @@ class TestFindings:
     def test_a_finding_that_is_not_tried_without_the_backend(self, tmp_path: Path, monkeypatch) -> None:
         """Whether PyTorch has the bug too decides about the outcome, so the finding must be tried there."""
         running = planned(tmp_path)
-        running.findings[0] = replace(running.findings[0], shrunk=True)
+        running.findings.known[0] = replace(running.findings.known[0], shrunk=True)
         monkeypatch.setattr(
             campaign, "describe_target", lambda spec: SimpleNamespace(facts=TargetFacts(siblings=("compile:eager",)))
         )
         assert running.shortfalls() == [Shortfall("findings on compile:eager", 1, 1)]
-        running.findings[0] = replace(running.findings[0], elsewhere={"compile:eager": "agrees"})
+        running.findings.known[0] = replace(running.findings.known[0], elsewhere={"compile:eager": "agrees"})
         assert running.shortfalls() == []
 
     def test_an_unlimited_campaign_has_no_shortfall(self, tmp_path: Path) -> None:

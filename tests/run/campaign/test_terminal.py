@@ -37,7 +37,7 @@ def test_a_long_heading_is_not_cut(tmp_path: Path) -> None:
         finding = FailingProgram(
             f"value / {name}", FAIL, number, program=NEG, mismatches=WRONG, bad_step=1, property="value", op=name
         )
-        campaign.findings.append(replace(finding, shrunk=True))
+        campaign.findings.known.append(replace(finding, shrunk=True))
     campaign.result.done = 2
     console = Console(record=True, width=80, file=io.StringIO(), soft_wrap=True)
     summarize(campaign, run_of(campaign), console, "seed 0")

@@ -250,7 +250,7 @@ class TestMinutes:
         """Drawing ends earlier if there are findings to shrink."""
         running = Campaign(Plan(DrawnPrograms(), "cpu", minutes=10, reports=tmp_path), began_at=0.0)
         assert running._drawing_deadline() == 600
-        running.findings.append(FailingProgram("FAIL", FAIL, 0, program=PROGRAM))
+        running.findings.known.append(FailingProgram("FAIL", FAIL, 0, program=PROGRAM))
         assert running._drawing_deadline() == 480
         assert running._deadline() == 600
 

@@ -118,10 +118,10 @@ class TestTable:
     def test_a_fault_of_the_harness_falsifies_no_model(self, file, tmp_path, kind):
         """The call counts as not compared. Regression test: its models were wrong in the operator."""
         running = Campaign(Plan(listed_calls(str(file), (), 0), "cpu", reports=tmp_path))
-        running.findings.append(FailingProgram(f"{kind} / no verdict", kind, 0))
+        running.findings.known.append(FailingProgram(f"{kind} / no verdict", kind, 0))
         calls, ordered = chosen(str(file), ())
         running.result.listed = {str(number): "" for number in range(1, len(ordered))}
-        rows = outcomes_of(calls, ordered, running.distinct(), running.result.listed)
+        rows = outcomes_of(calls, ordered, running.findings.distinct(), running.result.listed)
         assert not any(row.wrong or row.stopped for row in rows)
         assert [row.runs for row in rows] == [at not in ordered[0].models for at in range(len(calls.models))]
 
