@@ -21,6 +21,9 @@ from typing import Any, Protocol, Self
 
 from conformance.record.errors import TargetError, UserError
 
+TARGET = "target"
+"""Step of a worker that runs the target."""
+
 COMPILING = "compiling"
 """Phase of a unit during which `Limits.compiling` counts instead of `Limits.unit`."""
 

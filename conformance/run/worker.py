@@ -143,6 +143,12 @@ def environment(target: str) -> dict[str, str]:
     return {name: str.__str__(text) for name, text in loaded(target).environment().items()}
 
 
+def environment_and_dtypes(target: str) -> tuple[dict[str, str], tuple[str, ...] | None]:
+    """Return the target's environment, and the dtypes that it holds (None: all). Raises TargetError."""
+    held = loaded(target).facts.dtypes
+    return environment(target), None if held is None else tuple(str(dtype).removeprefix("torch.") for dtype in held)
+
+
 def perform(message: bytes) -> bytes:
     """Run a pickled task (note file, function, arguments). Return a pickled `Done` with its value or its exception.
 

@@ -13,19 +13,18 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from conformance.engine.loading import describe_target, load_target
+from conformance.engine.loading import describe_target
 from conformance.program.unsupported import unsupported_steps
 from conformance.record.errors import TargetError
 from conformance.record.names import MUTANTS, POWER, nearest
 from conformance.record.result import Failure, Named, Outcome, Result, Run
 from conformance.run import options
+from conformance.run.case_source import AGAIN, CaseSource, Job
 from conformance.run.messages import Limits
 from conformance.run.session import Session, usual
 from conformance.run.session import main as run_command
-from conformance.run.worker import step, unit
+from conformance.run.worker import environment, step, unit
 from conformance.selftest.mutants import EVERY, NOTHING, hunt
-from conformance.sources.accuracy.running import AGAIN, Job, MeasuredCases
-from conformance.sources.accuracy.tasks import environment_of
 from conformance.sources.fuzzing.drawing import Drawing
 
 PROGRAMS = 4000
@@ -54,7 +53,7 @@ class PlantedFault(Named):
 
 def described(target: str) -> tuple[dict[str, str], None]:
     """Return the target's environment. Raises TargetError if no fault can be planted in it."""
-    return environment_of(load_target(f"mutant:{NOTHING}@{target}"))[0], None
+    return environment(f"mutant:{NOTHING}@{target}"), None
 
 
 def run(target: str, case: PlantedFault) -> Result:
@@ -73,7 +72,7 @@ def run(target: str, case: PlantedFault) -> Result:
     return case.result(Outcome.PASS, samples=hunted.tried, reason=reason)
 
 
-class PlantedFaults(MeasuredCases):
+class PlantedFaults(CaseSource):
     """The source of the hunts, one for each planted fault."""
 
     title = "planted faults"
@@ -81,7 +80,7 @@ class PlantedFaults(MeasuredCases):
     job = Job(described, run, (__name__,))
 
     def cases(self, args: argparse.Namespace) -> tuple[list[PlantedFault], list[str]]:
-        """See `MeasuredCases.cases`."""
+        """See `CaseSource.cases`."""
         unknown = [name for name in args.fault if name not in EVERY]
         if unknown:
             known = nearest(unknown[0], EVERY) or f": choose from {', '.join(EVERY)}"
@@ -92,15 +91,15 @@ class PlantedFaults(MeasuredCases):
         return [PlantedFault(name, drawing, args.seed, args.programs) for name in names], words
 
     def rows(self) -> Iterable[str]:
-        """See `MeasuredCases.rows`."""
+        """See `CaseSource.rows`."""
         return EVERY
 
     def worst(self, run: Run) -> Sequence[Result]:
-        """See `MeasuredCases.worst`: the faults that need the most programs."""
+        """See `CaseSource.worst`: the faults that need the most programs."""
         return sorted((result for result in run.results if result.reason), key=lambda result: -result.samples)
 
     def line(self, result: Result) -> str:
-        """See `MeasuredCases.line`."""
+        """See `CaseSource.line`."""
         return f"{result.op}: {result.reason}"
 
     def summarize(self, session: Session, run: Run) -> None:

@@ -14,37 +14,37 @@ from conformance.declare.tolerances import DeclaredTolerance, proposed
 from conformance.record.accuracy import ACCURACY, shown
 from conformance.record.result import UNEXPLAINED, Result, Run, counted, write_atomic
 from conformance.run import options
+from conformance.run.case_source import FLAGS, CaseSource, Job
 from conformance.run.messages import Limits
 from conformance.run.session import Session, usual
 from conformance.run.session import main as run_command
 from conformance.sources.accuracy import table, tasks
-from conformance.sources.accuracy.running import FLAGS, Job, MeasuredCases
 from conformance.sources.accuracy.table import DIRECTIONS, DTYPES, AccuracyCase
 
 TOLERANCES = "accuracy-tolerances.toml"
 """The file of proposed tolerances, below --reports."""
 
 
-class AccuracyCases(MeasuredCases):
+class AccuracyCases(CaseSource):
     """The source of the table's operators, in dtypes and directions."""
 
     title = "accuracy"
-    stem, usual = ACCURACY, Limits(unit=120.0, memory=8.0)
+    stem, usual, variants = ACCURACY, Limits(unit=120.0, memory=8.0), DIRECTIONS
     proposed: Sequence[DeclaredTolerance] = ()
     job = Job(tasks.described, tasks.run, tasks.MODULES)
 
     def cases(self, args: argparse.Namespace) -> tuple[list[AccuracyCase], list[str]]:
-        """See `MeasuredCases.cases`."""
+        """See `CaseSource.cases`."""
         dtypes = options.chosen(args.dtype or ["float32"], DTYPES, "dtype")
         variants = options.chosen(args.variant or ["all"], DIRECTIONS, "variant")
         return table.select(args.op, dtypes, variants), [",".join(args.op or ["all ops"]), *dtypes, *variants]
 
     def rows(self) -> Iterable[str]:
-        """See `MeasuredCases.rows`."""
+        """See `CaseSource.rows`."""
         return [row.name for row in table.load()[0]]
 
     def worst(self, run: Run) -> Sequence[Result]:
-        """See `MeasuredCases.worst`."""
+        """See `CaseSource.worst`."""
         return run.errors
 
     def keep(self, session: Session, run: Run) -> None:
@@ -71,7 +71,7 @@ class AccuracyCases(MeasuredCases):
             )
 
     def line(self, result: Result) -> str:
-        """See `MeasuredCases.line`."""
+        """See `CaseSource.line`."""
         of = result.accuracy
         assert of is not None
         return (

@@ -16,16 +16,13 @@ from conformance.record.accuracy import ACCURACY, limit, shown
 from conformance.record.errors import TargetError, UserError
 from conformance.record.result import LONGEST_TEXT, Failure, Outcome, Result
 from conformance.record.sentences import sentence
-from conformance.run.messages import COMPILING
-from conformance.run.worker import loaded, step, unit
+from conformance.run.messages import COMPILING, TARGET
+from conformance.run.worker import environment_and_dtypes, loaded, step, unit
 from conformance.sources.accuracy.table import AccuracyCase, OfRow
 
 if TYPE_CHECKING:
     from conformance.engine.target import Target
     from conformance.sources.accuracy.measure import MeasuredAnswer
-
-TARGET = "target"
-"""Step of a worker that runs the target."""
 
 MODULES = (__name__, "conformance.sources.accuracy.script")
 
@@ -34,21 +31,12 @@ def described(target: str) -> tuple[dict[str, str], tuple[str, ...] | None]:
     """Return the target's environment, and the dtypes that it holds (None: all). Raises TargetError if it cannot be
     used, or has no values to measure.
     """
-    under_test = loaded(target)
-    if not under_test.facts.shows_values:
+    if not loaded(target).facts.shows_values:
         raise TargetError(
             f"target {target!r} has no values whose errors could be measured: choose one that computes, such as "
             "device:NAME or compile:NAME"
         )
-    return environment_of(under_test)
-
-
-def environment_of(under_test: Target) -> tuple[dict[str, str], tuple[str, ...] | None]:
-    """Return the target's environment, and the dtypes that it holds (None: all)."""
-    held = under_test.facts.dtypes
-    # As plain text: torch's version is an object, and unpickling it would import torch in the parent.
-    environment = {name: str.__str__(text) for name, text in under_test.environment().items()}
-    return environment, None if held is None else tuple(str(dtype).removeprefix("torch.") for dtype in held)
+    return environment_and_dtypes(target)
 
 
 def run(target: str, case: AccuracyCase) -> Result:

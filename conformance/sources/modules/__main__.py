@@ -13,15 +13,15 @@ from conformance.record.names import MODULES
 from conformance.record.result import UNEXPECTED, Result, Run
 from conformance.record.sentences import sentence
 from conformance.run import options
+from conformance.run.case_source import FLAGS, CaseSource, Job
 from conformance.run.messages import Limits
 from conformance.run.session import Session, usual
 from conformance.run.session import main as run_command
-from conformance.sources.accuracy.running import FLAGS, Job, MeasuredCases
 from conformance.sources.modules import tasks
 from conformance.sources.modules.table import DTYPES, VARIANTS, StatefulCase, names, select
 
 
-class Modules(MeasuredCases):
+class Modules(CaseSource):
     """The source of modules and optimizers."""
 
     title = "modules and optimizers"
@@ -30,7 +30,7 @@ class Modules(MeasuredCases):
     listed, variants = 20, VARIANTS
 
     def cases(self, args: argparse.Namespace) -> tuple[list[StatefulCase], list[str]]:
-        """See `MeasuredCases.cases`."""
+        """See `CaseSource.cases`."""
         dtypes = args.dtype or [*DTYPES]
         known = sorted({dtype for case in select([], ALL, VARIANTS) for dtype in [case.dtype]})
         dtypes = options.chosen(dtypes, known, "dtype")
@@ -38,19 +38,19 @@ class Modules(MeasuredCases):
         return select(args.op, dtypes, variants), [",".join(args.op or ["all"]), *dtypes, *variants]
 
     def rows(self) -> Iterable[str]:
-        """See `MeasuredCases.rows`."""
+        """See `CaseSource.rows`."""
         return names()
 
     def worst(self, run: Run) -> Sequence[Result]:
-        """See `MeasuredCases.worst`."""
+        """See `CaseSource.worst`."""
         return [result for result in run.results if result.outcome in UNEXPECTED]
 
     def line(self, result: Result) -> str:
-        """See `MeasuredCases.line`."""
+        """See `CaseSource.line`."""
         return f"{result.id}: {sentence(result.failures[0]) if result.failures else result.reason}"
 
     def summarize(self, session: Session, run: Run) -> None:
-        """See `MeasuredCases.summarize`."""
+        """See `CaseSource.summarize`."""
         super().summarize(session, run)
         if missing := run.environment.get("modules without a row"):
             session.print(f"not tried, since this version of conformance does not know them: {missing}")

@@ -17,8 +17,7 @@ from conformance.record.measurements import NOT_COMPILED
 from conformance.record.result import Failure, Outcome, Result
 from conformance.record.sentences import sentence
 from conformance.run.messages import COMPILING
-from conformance.run.worker import loaded, step, unit
-from conformance.sources.accuracy.tasks import environment_of
+from conformance.run.worker import environment_and_dtypes, loaded, step, unit
 from conformance.sources.modules.table import OPTIMIZER, StatefulCase, names
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def described(target: str) -> tuple[dict[str, str], tuple[str, ...] | None]:
             f"target {target!r} cannot hold a module or an optimizer, which keep their state between calls: choose a "
             "device or a compiler"
         )
-    environment, held = environment_of(under_test)
+    environment, held = environment_and_dtypes(target)
     if missing := names_without_row():
         environment["modules without a row"] = ", ".join(missing)
     return environment, held

@@ -14,10 +14,10 @@ from conformance.record.names import REPROS
 from conformance.record.repro import KINDS, SHOWN, VERDICTS
 from conformance.record.result import UNEXPECTED, Named, Outcome, Result, Run
 from conformance.run import options
+from conformance.run.case_source import AGAIN, CaseSource, Job, JobPool
 from conformance.run.messages import Death, ExitReason, Limits, Task
 from conformance.run.session import Session, usual
 from conformance.run.session import main as run_command
-from conformance.sources.accuracy.running import AGAIN, Job, MeasuredCases, MeasuredPool
 from conformance.sources.repros import tasks
 from conformance.sources.repros.table import ReproCase, load, select
 
@@ -25,7 +25,7 @@ FLAGS = ("target", "op", "variant", *AGAIN, "minutes", *options.LIMITS, "strict"
          *options.DECLARED, *options.PLACE)  # fmt: skip
 
 
-class ReproPool(MeasuredPool):
+class ReproPool(JobPool):
     """Workers that try repros."""
 
     def after_death(self, task: Task, case: Named, death: Death) -> Result:
@@ -36,7 +36,7 @@ class ReproPool(MeasuredPool):
         return super().after_death(task, case, death)
 
 
-class Repros(MeasuredCases):
+class Repros(CaseSource):
     """The source of known bugs."""
 
     title = "known bugs"
@@ -45,20 +45,20 @@ class Repros(MeasuredCases):
     listed, variants = 20, KINDS
 
     def cases(self, args: argparse.Namespace) -> tuple[list[ReproCase], list[str]]:
-        """See `MeasuredCases.cases`."""
+        """See `CaseSource.cases`."""
         kinds = options.chosen(args.variant or ["all"], KINDS, "variant")
         return select(args.op, kinds), [",".join(args.op or ["all bugs"]), *kinds]
 
     def rows(self) -> Iterable[str]:
-        """See `MeasuredCases.rows`."""
+        """See `CaseSource.rows`."""
         return [case.op for case in load()]
 
     def worst(self, run: Run) -> Sequence[Result]:
-        """See `MeasuredCases.worst`."""
+        """See `CaseSource.worst`."""
         return [result for result in run.repros if result.outcome in UNEXPECTED]
 
     def line(self, result: Result) -> str:
-        """See `MeasuredCases.line`."""
+        """See `CaseSource.line`."""
         assert result.repro is not None  # as for each case of this source
         return f"{result.repro.kind}: {result.op}: {result.repro.title} ({result.repro.known})"
 

@@ -14,24 +14,24 @@ from conformance.record.errors import UsageError
 from conformance.record.footprint import SIZES, mebibytes
 from conformance.record.result import Result, Run
 from conformance.run import options
+from conformance.run.case_source import FLAGS, CaseSource, Job
 from conformance.run.messages import Limits
 from conformance.run.session import main as run_command
 from conformance.run.session import usual
-from conformance.sources.accuracy.running import FLAGS, Job, MeasuredCases
 from conformance.sources.accuracy.table import DIRECTIONS
 from conformance.sources.sizes import table, tasks
 from conformance.sources.sizes.table import SCALES, SizesCase
 
 
-class SizesCases(MeasuredCases):
+class SizesCases(CaseSource):
     """The source of the table's rows, at one scale."""
 
     title = "sizes"
-    stem, usual = SIZES, Limits(unit=300.0, memory=10.0, recycle=1)
+    stem, usual, variants = SIZES, Limits(unit=300.0, memory=10.0, recycle=1), DIRECTIONS
     job = Job(tasks.described, tasks.run, tasks.MODULES)
 
     def cases(self, args: argparse.Namespace) -> tuple[list[SizesCase], list[str]]:
-        """See `MeasuredCases.cases`."""
+        """See `CaseSource.cases`."""
         if args.scale not in SCALES:
             raise UsageError(f"unknown scale {args.scale!r}: choose one of {', '.join(SCALES)}")
         classes, dtypes = args.classes or [], args.dtype or []
@@ -40,15 +40,15 @@ class SizesCases(MeasuredCases):
         return cases, [",".join(args.op or ["all rows"]), *classes, *dtypes, *variants, args.scale]
 
     def rows(self) -> Iterable[str]:
-        """See `MeasuredCases.rows`."""
+        """See `CaseSource.rows`."""
         return [row.name for row in table.load()]
 
     def worst(self, run: Run) -> Sequence[Result]:
-        """See `MeasuredCases.worst`: those that use the largest part of the allowed memory."""
+        """See `CaseSource.worst`: those that use the largest part of the allowed memory."""
         return run.footprints
 
     def line(self, result: Result) -> str:
-        """See `MeasuredCases.line`."""
+        """See `CaseSource.line`."""
         of = result.footprint
         assert of is not None
         return (

@@ -13,8 +13,8 @@ from conformance.record.errors import TargetError
 from conformance.record.footprint import Footprint
 from conformance.record.result import Failure, Outcome, Result
 from conformance.record.sentences import sentence
-from conformance.run.worker import loaded
-from conformance.sources.accuracy.tasks import environment_of, judged_by
+from conformance.run.worker import environment_and_dtypes, loaded
+from conformance.sources.accuracy.tasks import judged_by
 from conformance.sources.sizes.table import SizesCase
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def described(target: str) -> tuple[dict[str, str], tuple[str, ...] | None]:
             f"peak memory cannot be measured on this system ({error}): it needs Linux's /proc/self/clear_refs and "
             "glibc's malloc_trim, so run this command on Linux with glibc"
         ) from None
-    return environment_of(under_test)
+    return environment_and_dtypes(target)
 
 
 def run(target: str, case: SizesCase) -> Result:

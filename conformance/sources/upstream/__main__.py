@@ -21,11 +21,11 @@ from conformance.record.names import DTYPES, TEST_FILES, UPSTREAM, nearest
 from conformance.record.result import UNEXPECTED, Outcome, Result, Run
 from conformance.record.sentences import sentence
 from conformance.run import options
+from conformance.run.case_source import AGAIN, CaseSource, Job, JobPool, expectations_file
 from conformance.run.cases import CaseRun
 from conformance.run.messages import Limits, Task
 from conformance.run.session import Session, usual
 from conformance.run.session import main as run_command
-from conformance.sources.accuracy.running import AGAIN, Job, MeasuredCases, MeasuredPool, expectations_file
 from conformance.sources.upstream import tasks
 from conformance.sources.upstream.table import LOADING, MAKES_TESTS, TESTS, DeviceTest, TestFile, files_of
 
@@ -37,7 +37,7 @@ REASONS = 8
 """Number of reasons of skips that the terminal shows."""
 
 
-class TestPool(MeasuredPool):
+class TestPool(JobPool):
     """Workers that list and run tests."""
 
     __test__ = False
@@ -56,7 +56,7 @@ class TestPool(MeasuredPool):
         return [case for file in files for case in found[file.name]]
 
 
-class Upstream(MeasuredCases):
+class Upstream(CaseSource):
     """The source of PyTorch's own tests."""
 
     title = "PyTorch's own tests"
@@ -80,7 +80,7 @@ class Upstream(MeasuredCases):
         return [Path(file.path) for file in files_of(args.tests)]
 
     def execute(self, session: Session, seconds: float) -> Run:
-        """See `MeasuredCases.execute`. The page's commands name the files."""
+        """See `CaseSource.execute`. The page's commands name the files."""
         run = super().execute(session, seconds)
         run.environment[TEST_FILES] = shlex.join(file.path for file in self.tests)
         return run
@@ -133,11 +133,11 @@ class Upstream(MeasuredCases):
         refuse(unknown(mine, {"dtype": {*DTYPES, *(case.dtype for case in cases)}}))
 
     def worst(self, run: Run) -> Sequence[Result]:
-        """See `MeasuredCases.worst`."""
+        """See `CaseSource.worst`."""
         return [result for result in run.results if result.outcome in UNEXPECTED]
 
     def line(self, result: Result) -> str:
-        """See `MeasuredCases.line`."""
+        """See `CaseSource.line`."""
         return f"{result.id}: {sentence(result.failures[0]) if result.failures else result.reason}"
 
     def summarize(self, session: Session, run: Run) -> None:

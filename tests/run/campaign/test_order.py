@@ -90,15 +90,15 @@ class TestOrder:
         again = campaign(tmp_path, resume=True)
         again._restore()
         for finding in FOUND:
-            again.add(finding)
+            again.findings.add(finding)
         again._note_progress()
-        assert [finding.count for finding in again.ranked()] == [4, 4, 4]
+        assert [finding.count for finding in again.findings.ranked()] == [4, 4, 4]
         assert not [name for name in on_disk(tmp_path) if name.startswith("found-")]
 
     def test_a_damaged_finding_is_not_lost(self, tmp_path: Path) -> None:
         """Resuming names the file of a finding that cannot be read. Regression test: the finding was left out."""
         first = campaign(tmp_path)
-        first.add(FOUND[0])
+        first.findings.add(FOUND[0])
         first._note_progress()
         (saved,) = (tmp_path / "failures").glob("*.json")
         (tmp_path / "failures" / "own.json").write_text("[]")

@@ -1,7 +1,6 @@
-"""Run of measured cases in workers with limits: shared code of `conformance accuracy` and `conformance sizes`.
+"""The source of a list of cases in a session: it selects the cases and runs them in workers.
 
-Defines `MeasuredCases`, the source of both commands, its workers `MeasuredPool`, and `Job`, the code that runs in a
-worker.
+Defines `CaseSource`, its workers `JobPool`, and `Job`, the code that runs in a worker.
 """
 
 from __future__ import annotations
@@ -25,11 +24,9 @@ from conformance.run.cases import CaseOptions, CasePool, CaseRun, Listener
 from conformance.run.execution_place import ExecutionPlace
 from conformance.run.isolation import OUTCOMES
 from conformance.run.journal import Journal
-from conformance.run.messages import Death, ExitReason, Limits, Task
+from conformance.run.messages import TARGET, Death, ExitReason, Limits, Task
 from conformance.run.session import Session, Source
 from conformance.run.terminal import shown
-from conformance.sources.accuracy.table import DIRECTIONS
-from conformance.sources.accuracy.tasks import TARGET
 
 
 @dataclass(frozen=True)
@@ -48,15 +45,15 @@ def expectations_file(name: str, target: str) -> Path:
     return expectations.FOLDER / name / f"{target if target == '<target>' else profiles.file_name(target)}.toml"
 
 
-def declared(name: str, file: Path, ops: Iterable[str], variants: Sequence[str] = DIRECTIONS) -> list[Declaration]:
+def declared(name: str, file: Path, ops: Iterable[str], variants: Sequence[str]) -> list[Declaration]:
     """Return the known findings in a file, none if it does not exist. Raises ReportError for a name without a row."""
     declarations = read(file)
     refuse(check(declarations, CASES, expectations.WORDS | {"op": [*ops], "variant": variants, "layout": (name,)}))
     return declarations
 
 
-class MeasuredPool(CasePool):
-    """Workers that measure the cases of a job, `jobs` at a time. Use as a context manager."""
+class JobPool(CasePool):
+    """Workers that run the cases of a job, `jobs` at a time. Use as a context manager."""
 
     def __init__(self, place: ExecutionPlace, target: str, limits: Limits, jobs: int, job: Job) -> None:
         super().__init__(place, target, limits, jobs, job.modules)
@@ -85,15 +82,15 @@ def _too_small(death: Death) -> str:
     return noted or (f"{SHORT} before the target runs" if steps and TARGET not in steps else "")
 
 
-class MeasuredCases(Source):
-    """A source of cases from a table: accuracy or sizes. A subclass selects the cases and shows their measurements."""
+class CaseSource(Source):
+    """A source of cases. A subclass selects them, and shows their results."""
 
     stem: str
     title: str
     usual: Limits
     job: Job
-    pool: type[MeasuredPool] = MeasuredPool
-    variants: Sequence[str] = DIRECTIONS
+    pool: type[JobPool] = JobPool
+    variants: Sequence[str] = ()
     """The variants of its cases."""
     listed = 10
     """Number of cases that the terminal shows, the worst first."""
@@ -107,11 +104,11 @@ class MeasuredCases(Source):
         raise NotImplementedError
 
     def worst(self, run: Run) -> Sequence[Result]:
-        """Return the measured results, the worst first."""
+        """Return the results to show, the worst first."""
         raise NotImplementedError
 
     def line(self, result: Result) -> str:
-        """Return one measured result in words."""
+        """Return one result in words."""
         raise NotImplementedError
 
     def prepare(self, session: Session) -> None:
@@ -124,7 +121,7 @@ class MeasuredCases(Source):
         self.expected = declared(self.stem, self.file, self.rows(), self.variants)
 
     def execute(self, session: Session, seconds: float) -> Run:
-        """Measure the cases under the progress bar; at a stop, return the results so far. `--resume` continues an
+        """Run the cases under the progress bar; at a stop, return the results so far. `--resume` continues an
         interrupted run from its journal. Raises TargetError for a target that cannot be loaded or has no values."""
         args, limits = session.args, session.limits
         selection = "; ".join([self.stem, *self.selection])
@@ -152,7 +149,7 @@ class MeasuredCases(Source):
         return shortfall.CASES.format(self.stem)
 
     def _run(self, running: CaseRun) -> None:
-        """Measure the cases of dtypes that the target holds."""
+        """Run the cases of dtypes that the target holds."""
         chosen, target = running.options, running.target
         with self.pool(chosen.place, target, chosen.limits, chosen.jobs, self.job) as pool:
             running.result.environment, held = pool.ask_first(self.job.described, target)
