@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 SHRUNK_EACH = 3
 """Number of findings to shrink per pattern, if their causes are known without shrinking."""
 
-KNOWN_TRIALS = 4
+KNOWN_TRIALS = 3
 """Number of smaller programs, for each program that ran, after which no finding is shrunk that may be a reported bug of
-PyTorch. On AOTAutograd eight of them take the time of a program, so shrinking known bugs takes at most a third of a
-campaign. A number, since the findings that are shrunk must not depend on the speed of a machine."""
+PyTorch. On AOTAutograd six or seven of them take the time of a program, with what it takes to confirm and to attribute
+the findings, so that shrinking known bugs takes at most a third of a campaign. A number, since the findings that are
+shrunk must not depend on the speed of a machine."""
 
 
 class ShrinkingOrder:
