@@ -310,6 +310,34 @@ class Shadow(RunningProgram):
             raise Undefined("rounded values, or nan, seen as bits of another dtype")
 
 
+POSITION_OF_DIM = {"topk": 2, "kthvalue": 2, "sort": 1, "argsort": 1, "median": 1, "nanmedian": 1, "mode": 1}
+"""Where the dimension stands among the arguments of a function that returns positions of elements."""
+
+
+def leaves_order_open(program: Program) -> bool:
+    """Whether a step returns positions of equal elements, whose order torch leaves open:
+
+    torch.topk(torch.zeros(4), 2)  # any two of the four positions are right
+    """
+    shadow = Shadow(program)
+    for step in program.steps:
+        if step.op in OPS and _chooses_among_equals(OPS[step.op], *shadow.arguments(step)):
+            return True
+        shadow.step(step)
+    return False
+
+
+def _chooses_among_equals(op: Op, args: list[Any], kwargs: dict[str, Any]) -> bool:
+    name = (op.call or op.name).removeprefix("Tensor.").rstrip("_")
+    if name not in POSITION_OF_DIM or kwargs.get("stable") or not isinstance(args[0], torch.Tensor):
+        return False
+    at, whole = POSITION_OF_DIM[name], name in ("median", "nanmedian")  # without a dimension they return a value alone
+    dim = kwargs.get("dim", args[at] if len(args) > at else None if whole else -1)
+    if not isinstance(dim, int) or not args[0].dim():
+        return False
+    return bool((args[0].detach().sort(dim).values.diff(dim=dim) == 0).any())
+
+
 def promise(step: Step) -> None:
     """Check that torch defines the step's result under its states. Raises Undefined if not."""
     needed = OPS[step.op].needs

@@ -14,8 +14,10 @@ import torch
 
 from conformance.program.calls import judge_program
 from conformance.program.model import Input, Program, Storage
+from conformance.program.reduce import reduce_program
+from conformance.program.shadow import leaves_order_open
 from conformance.program.steps.op import Step, tensor
-from conformance.program.verdict import gist, signature, suspect
+from conformance.program.verdict import OPEN_ORDER, gist, signature, suspect
 from conformance.record.finding import FAIL, FLAKY
 from conformance.run.campaign.plan import Plan, Shard
 from conformance.run.campaign.tasks import Part
@@ -353,6 +355,46 @@ class TestStepByStep:
         verdict = judge_program(Program(*inputs, steps), Lazy())
         assert not verdict.passed
         assert "only when each step is computed by itself" in verdict.mismatches[0].detail
+
+
+def _from_the_end(call: InterceptedCall) -> Any:
+    """Sort or select as torch does, but prefer the last of equal elements."""
+    last = call.first.size(-1) - 1
+    values, positions = call.having(0, call.first.flip(-1))
+    return values, positions.neg_().add_(last)  # in place, since positions may be those of `out=`
+
+
+class TestOrderOfEqualElements:
+    """Which of equal elements comes first is no answer to judge, in drawn programs as in samples of op_db."""
+
+    POSITIONS = Input("i", 1, "int64", (2, 3), (3, 1))
+
+    @pytest.mark.parametrize(
+        ("step", "judged"),
+        [
+            (Step("topk", (tensor("a"), 2), out=("b", "c")), False),
+            (Step("sort", (tensor("a"),), out=("b", "c")), False),
+            (Step("sort", (tensor("a"),), {"stable": True}, out=("b", "c")), True),
+            (Step("equal outs.out:topk", (tensor("a"), 3, -1), {"out": {"tuple": [tensor("a"), tensor("i")]}}), False),
+        ],
+    )
+    def test_only_what_torch_promises_is_judged(self, step: Step, judged: bool) -> None:
+        """Regression test: `topk` into its own operand, which had equal elements, was a finding on Vulkan."""
+        target = Faulty().plant("topk sort", _from_the_end)
+        storages = Storage("float32", 6, [1, 1, 2, 3, 4, 4]), Storage("int64", 6, [0] * 6)
+        inputs = *program().inputs, self.POSITIONS
+        verdict = judge_program(Program(storages, inputs, (step,)), target)
+        assert (verdict.unsupported, bool(verdict.mismatches)) == ("" if judged else OPEN_ORDER, judged)
+        distinct = Storage("float32", 6, [1, 6, 2, 3, 4, 1]), storages[1]
+        assert judge_program(Program(distinct, inputs, (step,)), target).passed
+
+    def test_a_wrong_order_of_distinct_elements_stays_distinct(self) -> None:
+        """A smaller program keeps elements that show the fault."""
+        target = Faulty().plant("topk", lambda call: tuple(one.flip(-1) for one in call.run()))
+        failing = program(Step("topk", (tensor("a"), 2), out=("b", "c")))
+        assert judge_program(failing, target).mismatches
+        small = reduce_program(failing, lambda one: bool(judge_program(one, target).mismatches))
+        assert not leaves_order_open(small)
 
 
 class TestVanished:
