@@ -116,8 +116,11 @@ def tables(runs: Sequence[dict[str, Any]]) -> str:
     parts = [
         _table(runs, "families", families),
         f"By dtype, layout and variant, and the calls of `{MODEL}`:",
-        _table([run | {"columns": run["columns"] | {"a model": run["calls"]}} for run in runs], "columns",
-               [*COLUMNS, "a model"]),
+        _table(
+            [run | {"columns": run["columns"] | {"a model": run["calls"]}} for run in runs],
+            "columns",
+            [*COLUMNS, "a model"],
+        ),
         "\n".join(
             ["| target | date | torch | ran to the end |", "|---|---|---|---|"]
             + [
@@ -125,7 +128,9 @@ def tables(runs: Sequence[dict[str, Any]]) -> str:
                 for run in runs
             ]
         ),
-        f"Each by\n\n```sh\n{shlex.join(command('TARGET'))}\n{shlex.join(models_command('TARGET'))}\n```" if runs else "",
+        f"Each by\n\n```sh\n{shlex.join(command('TARGET'))}\n{shlex.join(models_command('TARGET'))}\n```"
+        if runs
+        else "",
     ]
     return "\n\n".join(parts)
 
