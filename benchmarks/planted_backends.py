@@ -42,10 +42,10 @@ BACKENDS = {
     "toy_compiler": ("compile:toy,import=toy_compiler", ("copies", "lost_add_", "relu", "mul", "half")),
     "toy_device": ("device:toy,import=toy_device", ("lost_copy_", "relu", "unfold")),
     "reported_compiler": (
-        "compile:reported,import=reported_faults",
+        "compile:reported,import=tests.planted.reported_faults",
         tuple(name for name in WRONG_VALUES if name not in ("tanh_backward", "attention_64", "nonzero_1024")),
     ),
-    "reported_device": ("device:cpu,import=reported_faults,call=enable", WRONG_VALUES),
+    "reported_device": ("device:cpu,import=tests.planted.reported_faults,call=enable", WRONG_VALUES),
 }
 
 

@@ -164,7 +164,8 @@ def warn_of_all_covering(run: Run, declarations: Iterable[Declaration]) -> list[
         elif declaration.subject is CASES and (failing := [r for r in run.findings if r.outcome in UNEXPECTED]):
             warnings.append(
                 f"warning: {declaration.where} covers every failure of op_db's cases and no finding of a drawn "
-                f"program, so {_in_programs(failing)} fail the run: an entry about findings has 'programs' in its scope"
+                f"program, so the run fails with {_in_programs(failing)}: an entry about findings has 'programs' in "
+                "its scope"
             )
             continue
         else:

@@ -306,6 +306,6 @@ class TestAllCovering:
         entry = Declaration(Scope(op=("*",)), ("*",), "later", file="known.toml", line=4)
         judged = apply(campaign(fuzz_finding(count=3)), [entry], "known.toml")
         (said,) = warn_of_all_covering(judged, [entry])
-        assert "no finding of a drawn program, so 1 finding in 3 programs fail the run" in said
+        assert "no finding of a drawn program, so the run fails with 1 finding in 3 programs" in said
         assert (outcomes(judged), judged.exit_code(), judged.expectations) == ([Outcome.FAIL], 1, "known.toml")
         assert not warn_of_all_covering(apply(campaign(), [entry], "known.toml"), [entry])

@@ -63,7 +63,7 @@ class ShrinkingOrder:
         return not (
             finding.shrunk
             or excused
-            or self._enough_of(finding)
+            or self.has_enough_of(finding)
             or self.is_unshrinkable(finding)
             or self.is_left_as_known(finding)
         )
@@ -102,7 +102,7 @@ class ShrinkingOrder:
         asked = layers if finding.kind in DEATHS and finding.program.inputs else (finding.layer,)
         return [layer for layer in asked if layer and layer not in finding.elsewhere]
 
-    def _enough_of(self, finding: FailingProgram) -> bool:
+    def has_enough_of(self, finding: FailingProgram) -> bool:
         """Whether enough findings of this pattern are shrunk, and the cause is precise without shrinking. One example
         of a pattern is enough if it also shows without the backend: it is no bug of the user's."""
         if self.campaign.wanted is not None:

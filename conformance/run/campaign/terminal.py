@@ -9,7 +9,6 @@ from rich.console import Console
 
 from conformance.record import result as model
 from conformance.record.causes import Cause, causes_of
-from conformance.record.patterns import NOT_SHRUNK
 from conformance.record.result import Outcome, Result, Run, counted
 from conformance.record.sentences import headline, legend
 from conformance.report import summary as sentences
@@ -100,6 +99,17 @@ def _cause(console: Console, cause: Cause, running: Campaign, scripted: bool) ->
         console.print(f"and {len(members) - MOST_NAMED - 1} more findings of this cause, on the page")
 
 
+def why_not_shrunk(result: Result, finding: FailingProgram, running: Campaign) -> str:
+    """Return why a campaign left a finding as it was drawn."""
+    if result.layer:
+        return "it is no bug of your backend"
+    if running.order.has_enough_of(finding):
+        return "smaller findings have the same pattern"
+    if running.order.is_left_as_known(finding):
+        return f"it may be {running.order.may_be_known(finding)}, and others were shrunk first"
+    return "--minutes was over before its turn"
+
+
 def _example(console: Console, result: Result, finding: FailingProgram, running: Campaign, scripted: bool) -> None:
     """Print one finding: its script or its sentence, and the command that runs it again."""
     more = len(finding.signatures) - MOST_SIGNATURES
@@ -109,15 +119,7 @@ def _example(console: Console, result: Result, finding: FailingProgram, running:
     if result.remark:
         console.print(escape_control_characters(result.remark))
     if not finding.shrunk:
-        why = "--minutes was over before its turn; --minimize makes it small"
-        if result.layer:
-            why = "it is no bug of your backend; --minimize makes it small"
-        elif not finding.pattern.startswith(NOT_SHRUNK.format("")):
-            why = "smaller findings have the same pattern"
-        elif running.order.is_left_as_known(finding):
-            known = running.order.may_be_known(finding)
-            why = f"it may be {known}, and others were shrunk first; --minimize makes it small"
-        console.print(f"not shrunk: {why}")
+        console.print(f"not shrunk: {why_not_shrunk(result, finding, running)}; --minimize makes it small")
     if explanation := legend(finding.title(), *seen):
         console.print(f"where {explanation}")
     script = running.findings.script(finding)

@@ -20,7 +20,9 @@ from conformance.record.result import Outcome
 from conformance.record.shortfall import ON_LAYER, Shortfall
 from conformance.run.campaign.campaign import PROGRESS, Campaign
 from conformance.run.campaign.plan import Plan, Shard
-from conformance.run.campaign.results import run_of
+from conformance.run.campaign.results import result_of, run_of
+from conformance.run.campaign.shrinking_order import SHRUNK_EACH, ShrinkingOrder
+from conformance.run.campaign.terminal import why_not_shrunk
 from conformance.run.failing_program import FailingProgram
 from conformance.run.messages import Death, Done, ExitReason, Limits, Task
 from conformance.run.shrinking import RemoteShrinker
@@ -201,6 +203,28 @@ class TestReportedBugs:
             running.findings.add(replace(FOUND[number], program=ONE.with_steps(steps), op=ops[-1], property="value"))
         running.result.done, running.tried = 100, tried
         assert [running.order.is_due(finding) for finding in running.order.queue()] == due
+
+    @pytest.mark.parametrize(
+        ("tried", "shrunk", "layer", "why"),
+        [
+            (301, 0, "", "it may be pytorch#1, and others were shrunk first"),
+            (300, 0, "", "--minutes was over before its turn"),
+            (301, SHRUNK_EACH, "", "smaller findings have the same pattern"),
+            (301, 0, "compile:aot_eager", "it is no bug of your backend"),
+        ],
+    )
+    def test_the_end_says_why(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tried: int, shrunk: int, layer: str, why: str
+    ) -> None:
+        """The reason is that of the campaign. Regression test: each finding whose cause needs no shrinking had smaller
+        findings of its pattern, also where it was the only one."""
+        monkeypatch.setattr(ShrinkingOrder, "may_be_known", lambda self, finding: "pytorch#1")
+        running = campaign(tmp_path)
+        running.result.done, running.tried = 100, tried
+        finding = replace(FOUND[0], property="missing error")
+        running.findings.known = [finding, *(replace(finding, shrunk=True) for _ in range(shrunk))]
+        assert finding.precise
+        assert why_not_shrunk(result_of(finding).replace(layer=layer), finding, running) == why
 
 
 class TestWithoutBackend:
