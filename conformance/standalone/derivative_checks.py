@@ -120,8 +120,10 @@ def call_with_variables(
 
 
 def draw_cotangent(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a random gradient of a result, with numbers that every dtype represents."""
-    return (torch.randint(-8, 9, tensor.shape) / 8).to(tensor.device, tensor.dtype)
+    """Return a random gradient of a result, with numbers that every dtype represents, none of which hides an element as
+    0 does."""
+    drawn = torch.randint(-8, 8, tensor.shape)
+    return ((drawn + (drawn >= 0)) / 8).to(tensor.device, tensor.dtype)
 
 
 def name_gradients(variables: Mapping[str, torch.Tensor], grads: Sequence[torch.Tensor | None]) -> dict[str, Any]:
