@@ -211,13 +211,10 @@ def product_by_winograd(a, b):
     return torch.cat([torch.cat(row, 1) for row in rows])
 
 
-@honest(product, PRODUCT)
-def product_in_padded_memory(a, b):
-    """Has other strides, and adds in another order."""
-    result = a.new_zeros(a.shape[0] + 3, b.shape[1] + 3)[: a.shape[0], : b.shape[1]]
-    for at in range(0, a.shape[1], 16):
-        result = result + torch.nn.functional.pad(a[:, at : at + 16] @ b[at : at + 16], (0, 3))[:, : b.shape[1]]
-    return torch.nn.functional.pad(result, (0, 3))[:, : b.shape[1]]
+@honest(product, SQUARES, exclude=SPREADS)
+def strassen_in_padded_memory(a, b):
+    """Other strides must not keep its rounding from being judged."""
+    return torch.nn.functional.pad(product_by_strassen(a, b), (0, 3))[:, : b.shape[1]]
 
 
 @honest(torch.nn.functional.softplus, {"input": "float32[n, m] in -9..9", "sizes": MATRIX["sizes"]})
