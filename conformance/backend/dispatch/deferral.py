@@ -142,6 +142,10 @@ class Prepared:
             for target, storage, result in zip(self.targets, call.written, call.results, strict=False):
                 store(storage, target.dtype, target.size, target.stride, target.offset, result)
 
+    def writes_element_of(self, storage: LazyStorage) -> bool:
+        """Whether its only target is one element of a storage that has more."""
+        return len(self.targets) == 1 and not self.targets[0].size and storage.nbytes > self.targets[0].dtype.itemsize
+
     def numbers(self, call: QueuedCall, data: list[Any]) -> tuple[Any, ...]:
         """The floats of a call as a key; floats that the value function treats as data are appended to `data`."""
         data.extend(call.arrays)
@@ -485,6 +489,10 @@ class Whole:
                 else:  # torch's settings have changed since the call
                     place(storage, spec, read(result))
         STATS.native[self.name] -= 1  # counted at the call
+
+    def writes_element_of(self, storage: LazyStorage) -> bool:
+        """It may write all elements."""
+        return False
 
     def numbers(self, call: QueuedCall, data: list[Any]) -> tuple[Any, ...]:
         """The floats of a call."""

@@ -42,6 +42,10 @@ class _Copy:
         else:
             store(target, *self.target, access.read(source, *self.source))
 
+    def writes_element_of(self, storage: LazyStorage) -> bool:
+        """Whether the target is one element of a storage that has more."""
+        return not self.target[1] and storage.nbytes > self.target[0].itemsize
+
     def numbers(self, call: QueuedCall, data: list[Any]) -> tuple[Any, ...]:
         """No numbers."""
         return ()

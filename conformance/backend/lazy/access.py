@@ -80,7 +80,7 @@ def write(storage: LazyStorage, dtype: torch.dtype, size: Ints, stride: Ints, of
         content = flush.flat_as(storage, real)
         plan = layout.plan(size, stride)
         if content is storage.flat and plan.nested and not plan.expanded:
-            storage.loop, storage.view = Loop(Write(size, stride, offset, value)), None
+            storage.loop, storage.view = Loop(Write(size, stride, offset, value), int(content.shape[0])), None
             LAZY[storage.serial] = LOOPING[storage.serial] = storage
             flush.postpone(storage)
         else:

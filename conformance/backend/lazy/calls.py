@@ -43,6 +43,9 @@ class Kind(Protocol):
     def execute(self, call: QueuedCall) -> None:
         """Read the operands, then hold or write the results. A repetition after an interrupt must change nothing."""
 
+    def writes_element_of(self, storage: Any) -> bool:
+        """Whether the call writes one element of a storage that has more."""
+
     def numbers(self, call: QueuedCall, data: list[Any]) -> tuple[Any, ...]:
         """The call's numbers as a key. Numbers that are data to the kernels are appended to `data` instead."""
 
@@ -112,8 +115,10 @@ def defer(call: QueuedCall) -> None:
 
 
 def writes_in_place() -> bool:
-    """Whether a queued call writes one of its operands in place."""
-    return any(storage in call.read for call in _queue for storage in call.written)
+    """Whether a queued call writes one of its operands in place, and more than one of many elements."""
+    return any(
+        storage in call.read and not call.kind.writes_element_of(storage) for call in _queue for storage in call.written
+    )
 
 
 def needed(calls: Sequence[QueuedCall]) -> list[QueuedCall]:

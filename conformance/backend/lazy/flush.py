@@ -211,7 +211,8 @@ def end_loop(storage: LazyStorage) -> None:
     if loop is not None:
         LOOPING.pop(storage.serial, None)
         device = storage.device
-        apply(storage, loop.writes(lambda numbers, dtype: _upload_numbers(numbers, dtype, device), device))
+        flat = storage.base_flat()
+        apply(storage, loop.writes(flat, lambda numbers, dtype: _upload_numbers(numbers, dtype, device), device))
 
 
 def apply(storage: LazyStorage, writes: Sequence[Write]) -> None:

@@ -28,6 +28,8 @@ from .recurrences import recurrence
 LARGEST = 64
 # Number of separate runs of writes at which all are applied.
 MANY_RUNS = 4
+# Single elements of at most this many are written in any order, `a[order[i]] += i`, with tables of all elements.
+MOST_CELLS = 1 << 14
 
 # Strided reads, by their value: the flat value that was read, and the geometry.
 _READS: weakref.WeakKeyDictionary[UOp, tuple[UOp, Ints, Ints, int]] = weakref.WeakKeyDictionary()
@@ -228,13 +230,48 @@ def _at_once(operands: Sequence[UOp], steps: Sequence[tuple[Any, ...]], shape: I
     return done[-1]
 
 
+def _scattered(runs: Sequence[_Run], flat: UOp, table: Table) -> Write:
+    """One write equivalent to runs of single elements whose turns are one expression; its kernel does not depend on
+    their places.
+
+    The expression is computed for all elements of `flat`, with the operands of the first turn where no turn writes:
+    other operands could divide by zero, which ends the process.
+    """
+    writes, turns = [w for run in runs for w in run.writes], [turn for run in runs for turn in run.turns]
+    length = int(flat.shape[0])
+
+    def at_places(values: Sequence[Number], dtype: Any, elsewhere: Number) -> UOp:
+        cells = [elsewhere] * length
+        for write, number in zip(writes, values, strict=True):
+            cells[write.offset] = number
+        return table(cells, dtype)
+
+    starts, numbers = zip(*[t.starts for t in turns], strict=True), zip(*[t.numbers for t in turns], strict=True)
+    operands = []
+    for kind, *of in turns[0].steps:
+        if kind == "number":
+            values = next(numbers)
+            operands.append(at_places(values, of[0], values[0]))
+        elif kind == "read":
+            places = next(starts)
+            operands.append(layout.elements(of[0], at_places(places, dtypes.int64, places[0])))
+        elif kind == "same":
+            operands.append(of[0] if of[0].op is Ops.CONST else of[0].reshape((1,)))
+    value = _at_once(operands, turns[0].steps, (length,))
+    written = at_places([True] * len(writes), dtypes.bool, False)
+    return Write((length,), (1,), 0, written.where(value, flat))
+
+
 class Loop:
     """Writes to different elements, grouped in few runs, and the newest write, which may still be overwritten.
 
-    Until the loop ends, only elements outside these writes and the value of the newest write may be read.
+    Until the loop ends, only elements outside these writes and the value of the newest write may be read. Single
+    elements may be written in any order, in any number of runs, if these are one expression.
     """
 
-    def __init__(self, first: Write) -> None:
+    def __init__(self, first: Write, length: int) -> None:
+        """`length` is the number of elements of the flat value."""
+        self._places = {first.offset} if not first.size and length <= MOST_CELLS else None  # of single elements
         self.newest, self.count = first, 1
         self.low, self.high = first.offset, first.offset + first.extent  # bounds of all written elements
         self._step: int | None = None  # distance between consecutive writes, 0 if distances or geometries differ
@@ -242,6 +279,8 @@ class Loop:
 
     def is_outside(self, size: Ints, stride: Ints, offset: int) -> bool:
         """Whether a view lies outside all elements that have been written."""
+        if self._places is not None and not size:
+            return offset not in self._places
         return offset >= self.high or offset + layout.plan(size, stride).extent <= self.low
 
     def is_ahead(self, size: Ints, stride: Ints, offset: int) -> bool:
@@ -270,22 +309,42 @@ class Loop:
         if not self.is_newest(*write[:3]):
             step = self._distance(write)
             free = self.is_outside(*write[:3]) or (step and self.is_ahead(*write[:3]))
-            if not free or len(self._runs) == MANY_RUNS:
+            if not free or not self._takes_runs():
                 return False
             self._end_newest()
+            if self._places is not None:
+                self._places.add(write.offset)
+            if write.size:
+                self._places = None
             self.count, self._step = self.count + 1, step
             self.low, self.high = min(self.low, write.offset), max(self.high, write.offset + write.extent)
         self.newest = write
         return True
 
+    def _takes_runs(self) -> bool:
+        """Whether a further write may begin a new run."""
+        if len(self._runs) < MANY_RUNS:
+            return True
+        new = self._runs if len(self._runs) == MANY_RUNS else self._runs[-1:]
+        return self._places is not None and all(map(self._is_scattered, new))
+
+    def _is_scattered(self, run: _Run) -> bool:
+        first = self._runs[0].turns
+        return bool(first) and len(run.turns) == len(run.writes) and run.turns[0].steps == first[0].steps
+
     def _end_newest(self) -> None:
         if not self._runs or not self._runs[-1].extend(self.newest):
             self._runs.append(_Run(self.newest))
 
-    def writes(self, table: Table, device: str) -> list[Write]:
-        """Few writes equivalent to all writes of the loop, in any order; ends the loop."""
+    def writes(self, flat: UOp, table: Table, device: str) -> list[Write]:
+        """Few writes to `flat` equivalent to all writes of the loop, in any order; ends the loop."""
         self._end_newest()
-        return [write for run in self._runs for write in run.rolled(table, device)]
+        scattered, others = list[_Run](), self._runs
+        if self._places is not None and sum(map(self._is_scattered, self._runs)) > MANY_RUNS:
+            scattered = [run for run in self._runs if self._is_scattered(run)]
+            others = [run for run in self._runs if not self._is_scattered(run)]
+        rolled = [write for run in others for write in run.rolled(table, device)]
+        return [_scattered(scattered, flat, table), *rolled] if scattered else rolled
 
 
 __all__ = ["Loop", "Write", "strided_read"]

@@ -121,6 +121,10 @@ class RestoredValue:
             None,  # a step computes all storages that were written in place, so no lazy value has a donor
         )
 
+    def writes_element_of(self, storage: LazyStorage) -> bool:
+        """It writes all elements."""
+        return False
+
     def numbers(self, call: QueuedCall, data: list[Any]) -> tuple[Any, ...]:
         """No numbers: all operands are buffers."""
         return ()

@@ -12,7 +12,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from conformance.backend import kernels, queue_calls
+from conformance.backend import kernels, queue_calls, stats
 from conformance.backend.lazy import loop_rerolling, recurrences
 
 Body = Callable[[torch.Tensor, torch.Tensor, int, int], None]
@@ -163,6 +163,28 @@ class TestLoops:
                 t[i] = (t[last] if recurrence else 1) * 0.5 + u[j]
                 last = i
         assert torch.equal(x.cpu(), a)
+
+    @pytest.mark.parametrize("length", [40, 50], ids=["all", "some"])
+    def test_elements_in_any_order(self, length: int) -> None:
+        """`a[order[i]] += i` is one kernel, which another order shares. Formerly each write was a kernel."""
+        counts = []
+        for seed in range(2):
+            order = torch.randperm(length, generator=torch.Generator().manual_seed(seed))[:40]
+            a, b = both((length,), torch.float32)
+            x, y, places = a.to("tiny"), b.to("tiny"), order.to("tiny")
+            for i in range(40):
+                a[order[i]] += i
+                a[order[i]] *= b[i]
+            before = stats()["scheduled"]
+            with kernels.count() as counted:
+                for i in range(40):
+                    x[places[i]] += i
+                    x[places[i]] *= y[i]
+                actual = x.cpu()
+            torch.testing.assert_close(actual, a)
+            counts.append((counted.kernels, stats()["scheduled"] - before))
+        assert [of[0] for of in counts] == [1, 1]
+        assert counts[1][1] == 0
 
     def test_other_tensors_keep_what_they_had(self) -> None:
         """A copy made during a loop does not see later iterations."""
@@ -346,6 +368,43 @@ def test_any_order_of_writes_and_reads(program: list[Step], row: tuple[int, ...]
 def test_any_order_of_many(program: list[Step], row: tuple[int, ...], columns: bool) -> None:
     """The same for more orders."""
     agree(program, row, columns)
+
+
+def test_elements_that_are_not_written_are_not_computed() -> None:
+    """An element that is 0 and is not written is no divisor: an integer division by it would end the process."""
+    order = [7, 2, 9, 4, 11, 0, 13]
+    a = torch.arange(16)
+    a[[1, 3, 5]] = 0
+    x = a.to("tiny")
+    for t in (a, x):
+        t[0] = 3
+        for i in order:
+            t[i] = 100 // t[i]
+    assert torch.equal(x.cpu(), a)
+
+
+scatter = st.lists(st.tuples(st.sampled_from("+++b>c2"), st.integers(0, 15), st.integers(0, 15)), max_size=24)
+
+
+@settings(max_examples=25, deadline=None)
+@given(scatter, st.sampled_from([torch.float32, torch.int16]))
+def test_any_order_of_elements(program: list[tuple[str, int, int]], dtype: torch.dtype) -> None:
+    """Single elements equal the CPU's for any order and repetition of their writes."""
+    a, b = torch.arange(16).to(dtype), torch.arange(16).to(dtype) * 3
+    x, y = a.to("tiny"), b.to("tiny")
+    for t, u in ((a, b), (x, y)):
+        for kind, i, j in program:
+            if kind == "+":
+                t[i] += j
+            elif kind == "b":
+                t[i] = u[j] * 2
+            elif kind == ">":
+                t[i] = t[j] + 1
+            elif kind == "c":
+                t[i] = j
+            else:
+                t[i : i + 2] += 1
+    assert torch.equal(x.cpu(), a)
 
 
 def agree(program: list[Step], row: tuple[int, ...], columns: bool) -> None:
