@@ -114,10 +114,12 @@ def defer(call: QueuedCall) -> None:
             _checked_at = min(max(2 * len(_queue), CHECKED), LONGEST)
 
 
-def writes_in_place() -> bool:
-    """Whether a queued call writes one of its operands in place, and more than one of many elements."""
+def writes_in_place(but_elements: bool) -> bool:
+    """Whether a queued call writes one of its operands in place; `but_elements` excludes writes of one of many elements."""
     return any(
-        storage in call.read and not call.kind.writes_element_of(storage) for call in _queue for storage in call.written
+        storage in call.read and not (but_elements and call.kind.writes_element_of(storage))
+        for call in _queue
+        for storage in call.written
     )
 
 

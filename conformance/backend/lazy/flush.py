@@ -62,7 +62,7 @@ def flush(storages: Iterable[LazyStorage], dirty: bool = True, why: str = "obser
     recording.check_closed("needs values while the graph is recorded")
     storages = list(storages)
     with LOCK, Subnormals(), FewerCollections():
-        if not any(map(_is_unknown, storages)) and not calls.writes_in_place():
+        if not any(map(_is_unknown, storages)) and not calls.writes_in_place(but_elements=bool(storages)):
             written = [*DIRTY.values(), *LOOPING.values(), *LARGE_PENDING.values()]
             if not written or (storages and all(storage.has_pending_writes for storage in written)):
                 return  # queued calls are not needed yet; `a[index[i]] = i` reads between writes that wait for more

@@ -370,6 +370,17 @@ def test_any_order_of_many(program: list[Step], row: tuple[int, ...], columns: b
     agree(program, row, columns)
 
 
+def test_synchronize_computes_a_write_of_an_element() -> None:
+    """A write of one element waits for a read of known contents, but not beyond `synchronize`."""
+    x = torch.arange(8.0).to("tiny")
+    for _ in range(3):  # the first write describes itself, the others wait in the queue
+        with kernels.count() as counted:
+            x[3] += 1
+            torch.tiny.synchronize()  # type: ignore[attr-defined]
+        assert counted.kernels == 1
+    assert x[3].item() == 6
+
+
 def test_elements_that_are_not_written_are_not_computed() -> None:
     """An element that is 0 and is not written is no divisor: an integer division by it would end the process."""
     order = [7, 2, 9, 4, 11, 0, 13]
