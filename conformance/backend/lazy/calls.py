@@ -115,7 +115,7 @@ def defer(call: QueuedCall) -> None:
 
 
 def writes_in_place(but_elements: bool) -> bool:
-    """Whether a queued call writes one of its operands in place; `but_elements` excludes writes of one of many elements."""
+    """Whether a queued call writes one of its operands in place; `but_elements` excludes one of many elements."""
     return any(
         storage in call.read and not (but_elements and call.kind.writes_element_of(storage))
         for call in _queue
