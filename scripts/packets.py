@@ -6,8 +6,9 @@
 
 A finding of PyTorch becomes an issue if the newest release shows it, and a finding of a package if its file names no
 issue; `backend_packets.py` makes those of published backends. `conformance/report/pytorch_issue.py` has the form and
-the checks. docs/upstream/pytorch/measured.json keeps what the scripts print, since Inductor compiles for a minute. A
-person files an issue, and adds its number to the finding.
+the checks. docs/upstream/pytorch/measured.json keeps what the scripts print, since Inductor compiles for a minute. The
+table `searched` of a finding's file records a search for earlier reports. A person files an issue, and adds its number
+to the finding.
 """
 
 from __future__ import annotations
