@@ -29,6 +29,10 @@ VARIANTS = ("train", "eval", ROUND_TRIP, "step", "foreach", "fused")
 DTYPES = ("float32", "float64")
 """The dtypes of a run without `--dtype`."""
 
+ILL_CONDITIONED = ("LBFGS",)
+"""Optimizers that are compared in float64 only. Given gradients are of no function, so that a step of LBFGS divides by
+what cancels: in float32, torch CPU itself is off by 300,000 tolerances from its answer in float64."""
+
 
 @dataclass(frozen=True)
 class StatefulCase(Named):
@@ -73,7 +77,7 @@ def load(dtypes: Sequence[str], variants: Sequence[str]) -> list[StatefulCase]:
         StatefulCase(f"{OPTIMIZER}{name}", dtype, variant, family="optimizers")
         for name, forms in rows()["optimizers"].items()
         for dtype in dtypes
-        if dtype in DTYPES
+        if dtype in DTYPES and not (dtype == "float32" and name in ILL_CONDITIONED)
         for variant in (*forms, ROUND_TRIP)
     ]
     return [case for case in (*modules, *optimizers) if case.variant in variants]

@@ -54,6 +54,11 @@ class TestTable:
         assert len({case.id for case in cases}) == len(cases)
         assert {case.variant for case in cases} == {*VARIANTS}
 
+    def test_what_amplifies_rounding_is_compared_in_float64_only(self) -> None:
+        """Regression test: LBFGS in float32 was a failure of each device that sums in another order than torch CPU."""
+        cases = select(["optim.LBFGS"], DTYPES, VARIANTS)
+        assert {(case.dtype, case.variant) for case in cases} == {("float64", "step"), ("float64", "state_dict")}
+
     def test_unknown_names(self) -> None:
         """A misspelt name is one sentence with the nearest one, and a form that no chosen optimizer has is refused."""
         with pytest.raises(UsageError, match=r"'nn.Lineer'; did you mean nn.Linear"):
