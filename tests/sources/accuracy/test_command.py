@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,7 +51,13 @@ class TestCommand:
             assert "usual numbers" in (tmp_path / name).read_text() or "all exponents" in (tmp_path / name).read_text()
         said = capsys.readouterr().out
         assert said.splitlines()[-1] == "2 passed, 3 failed, 0 skipped"
-        assert "2 operators beyond torch.testing's tolerances" in said
+        assert "operators beyond torch.testing's tolerances" in said
+        proposed = tomllib.loads((tmp_path / "accuracy-tolerances.toml").read_text())["tolerance"]
+        # torch CPU's own error of softmax is near the tolerance, and beyond it on a CPU without AVX-512
+        assert {*itertools.chain(*(entry["op"] for entry in proposed))} - {"softmax"} == {
+            "exp",
+            "nn.functional.batch_norm",
+        }
 
     def test_proposed_tolerances_are_those_of_a_profile(self, tmp_path):
         """The proposal for exp, which is off by 20 ulp, can be copied into a profile."""
