@@ -95,7 +95,7 @@ class TestReports:
     def test_page_and_summary_say_it(self) -> None:
         assert SAID in html.unescape(machine.markdown(run(LATE), None))
         page = render(run(LATE))
-        assert f'<p class="verdict good"><a href="#not-judged">{SAID}</a>' in page and 'id="not-judged"' in page
+        assert f'<p class="verdict open"><a href="#not-judged">{SAID}</a>' in page and 'id="not-judged"' in page
         assert f'<p class="verdict bad"><a href="#not-judged">{STRICTLY}</a>' in render(run(LATE, strict=True))
 
     def test_a_complete_run_says_nothing(self) -> None:
