@@ -161,12 +161,15 @@ class TestWholeCalls:
         assert any(bool(((a == least) & (b == -1)).any()) for a, b in pairs)
 
     def test_memory_beside_an_operand(self, cpu: Any) -> None:
-        """A stride without a meaning makes torch CPU read beside the operand, which is a finding of torch CPU."""
+        """A stride without a meaning makes torch CPU read beside the operand, which is a finding of torch CPU. On a CPU
+        without AVX-512 torch is right, and the case passes."""
+        a, b = torch.ones(4, 32, dtype=torch.int8), torch.arange(32, dtype=torch.int8).view(32, 1)
+        wrong = not torch.equal(torch._int_mm(a, b), torch._int_mm(a, b.as_strided((32, 1), (1, 0))))
         case = plan.Case("ops.aten._int_mm", "", "other", "float32", "end_strides", "as_sampled", None)
         from conformance.sources.opinfo.case import run_case
 
         result = run_case(case, cpu)
-        assert (result.outcome, result.oracles) == (Outcome.FAIL, ("value",))
+        assert (result.outcome, result.oracles) == ((Outcome.FAIL, ("value",)) if wrong else (Outcome.PASS, ()))
 
     @pytest.mark.parametrize("variant", ["end_sizes", "end_strides"])
     def test_sparse_tensors_stay(self, cpu: Any, variant: str) -> None:
