@@ -314,17 +314,18 @@ POSITION_OF_DIM = {"topk": 2, "kthvalue": 2, "sort": 1, "argsort": 1, "median": 
 """Where the dimension stands among the arguments of a function that returns positions of elements."""
 
 
-def leaves_order_open(program: Program) -> bool:
-    """Whether a step returns positions of equal elements, whose order torch leaves open:
+def find_open_order(program: Program) -> int:
+    """Return the number of the first step that returns positions of equal elements, whose order torch leaves open; 0 if
+    there is none:
 
     torch.topk(torch.zeros(4), 2)  # any two of the four positions are right
     """
     shadow = Shadow(program)
-    for step in program.steps:
+    for number, step in enumerate(program.steps, 1):
         if step.op in OPS and _chooses_among_equals(OPS[step.op], *shadow.arguments(step)):
-            return True
+            return number
         shadow.step(step)
-    return False
+    return 0
 
 
 def _chooses_among_equals(op: Op, args: list[Any], kwargs: dict[str, Any]) -> bool:

@@ -17,7 +17,7 @@ from conformance.engine.layers import Layered
 from conformance.engine.target import Capture
 from conformance.program.model import Program, connected, digest
 from conformance.program.recorded import is_recorded
-from conformance.program.shadow import Shadow, leaves_order_open
+from conformance.program.shadow import Shadow, find_open_order
 from conformance.program.steps.fusion import NAME as FUSION
 from conformance.program.steps.layouts import layout_class
 from conformance.program.steps.table import OPS
@@ -130,7 +130,9 @@ def judge_call(
     if not verdict.mismatches and verdict.extent == NOT_COMPILED:
         return Verdict(unsupported=UNCAPTURED)
     if may_be_order(program, verdict.mismatches):
-        return Verdict(unsupported=OPEN_ORDER)
+        before_it = program.with_steps(program.steps[: find_open_order(program) - 1])
+        if not before_it.steps or compare_call(Trial.of(before_it, target)).passed:
+            return Verdict(unsupported=OPEN_ORDER)
     measured = verdict.measured
     before = baseline.get(digest(program), {}) if baseline and measured.counts else {}
     more = exceeding(measured, measured.most, "aten ops on CPU") + exceeding(measured, before, "in the baseline")
@@ -147,7 +149,7 @@ def may_be_order(program: Program, mismatches: Sequence[Mismatch]) -> bool:
     their own."""
     of_values = {mismatch.oracle for mismatch in mismatches} <= {"value", "storage", "grad"}
     drawn = not (program.given or is_recorded(program))
-    return bool(mismatches) and of_values and drawn and leaves_order_open(program)
+    return bool(mismatches) and of_values and drawn and find_open_order(program) > 0
 
 
 def compare_call(trial: Trial, watch: Watch = no_watch, oracles: Collection[str] | None = None) -> Verdict:

@@ -15,7 +15,7 @@ import torch
 from conformance.program.calls import judge_program
 from conformance.program.model import Input, Program, Storage
 from conformance.program.reduce import reduce_program
-from conformance.program.shadow import leaves_order_open
+from conformance.program.shadow import find_open_order
 from conformance.program.steps.op import Step, tensor
 from conformance.program.verdict import OPEN_ORDER, gist, signature, suspect
 from conformance.record.finding import FAIL, FLAKY
@@ -394,7 +394,17 @@ class TestOrderOfEqualElements:
         failing = program(Step("topk", (tensor("a"), 2), out=("b", "c")))
         assert judge_program(failing, target).mismatches
         small = reduce_program(failing, lambda one: bool(judge_program(one, target).mismatches))
-        assert not leaves_order_open(small)
+        assert not find_open_order(small)
+
+    def test_an_earlier_fault_is_judged(self) -> None:
+        """A wrong value before the step with equal elements is no question of their order. Regression test: the whole
+        program was not judged."""
+        target = Faulty().plant("neg", lambda call: call.run().add_(1))
+        order = Step("topk", (tensor("a"), 2), out=("b", "c"))
+        steps = (Step("neg", (tensor("a"),), out=("d",)), order)
+        ties = Storage("float32", 6, [1, 1, 2, 3, 4, 4])
+        verdict = judge_program(Program((ties,), program().inputs, steps), target)
+        assert (verdict.unsupported, verdict.bad_step) == ("", 1)
 
 
 class TestVanished:
