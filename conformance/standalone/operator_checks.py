@@ -896,9 +896,9 @@ def expect_write(call: CheckedCall) -> Iterator[Found]:
         yield "declared", Mismatch("declared", name, text, "none")
 
 
-def observe_other(call: CheckedCall, number: int) -> Observation:
+def observe_other(call: CheckedCall, number: int, around: Around = call_plainly) -> Observation:
     """Call the operator on its inputs, which are number 0, or on inputs of other sizes."""
-    return observe_where_it_runs(call, [call.inputs, *call.others][number])
+    return observe_where_it_runs(call, [call.inputs, *call.others][number], around=around)
 
 
 def compare_accuracy(call: CheckedCall) -> Iterator[Found]:

@@ -29,6 +29,7 @@ from conformance.standalone.operator_checks import (
     CheckedCall,
     Found,
     Function,
+    Inputs,
     NotJudged,
     by_entry,
     by_itself,
@@ -134,37 +135,58 @@ def symbolic_metadata(call: CheckedCall, sizes: Sequence[Any]) -> Any:
 
 
 def compare_compiled(call: CheckedCall, check: str = "compile") -> Iterator[Found]:
-    """Compare the operator with itself under a compiler; `check` is the name of the check."""
+    """Compare the operator with itself under a compiler; `check` is the name of the check. It is compiled once, then
+    called at these sizes and at those of other calls. Two of these, since Dynamo compiles once more after a call whose
+    sizes are equal, and no more, since a loop over the sizes is compiled for each of them."""
+    every = [call.inputs, *call.others[:2]]
     for around in (call_plainly, differentiate_call) if call.derivable else (call_plainly,):
-        want = call.actual(around=around)
+        wanted = [call.ask(observe_other, number, around) for number in range(len(every))]
         if around is call_plainly:
-            expect_answer(want)
-        elif not has_gradient(want):
+            expect_answer(wanted[0])
+        elif not has_gradient(wanted[0]):
             continue
-        got, received = call.ask(observe_compiled, around)
-        if got.error is not None and (reason := lacks_fake(got.error) or is_interpreted(got.error)):
+        answers, received = call.ask(observe_compiled, around, len(every))
+        error = answers[0].error
+        if error is not None and (reason := lacks_fake(error) or is_interpreted(error)):
             raise NotJudged(reason)
-        if got.error is None and not received:
+        if error is None and not received:
             raise NotJudged("the compiler received nothing")
         # Nothing promises the strides of a gradient.
         oracles = COMPILED_ORACLES - {SIGNIFICANT_STRIDE} if around is differentiate_call else COMPILED_ORACLES
-        if found := mismatches_of(want, got, oracles, call.tolerances):
-            for mismatch in found:
-                yield fact(check, by_entry(mismatch))
-            return
+        for inputs, want, got in zip(every, wanted, answers, strict=True):
+            if inputs is not call.inputs and want.error is not None:
+                continue
+            if found := mismatches_of(want, got, oracles, call.tolerances):
+                at = (
+                    ""
+                    if inputs is call.inputs
+                    else f"compiled for other inputs, and called for inputs of {sizes_of_inputs(inputs)}"
+                )
+                for mismatch in found:
+                    detail = "; ".join(filter(None, (at, mismatch.detail)))
+                    yield fact(check, by_entry(dataclasses.replace(mismatch, detail=detail)))
+                return
 
 
-def observe_compiled(call: CheckedCall, around: Around) -> tuple[Observation, bool]:
-    """Call the operator under the compiler. Return its answer, and whether the compiler received a graph."""
+def observe_compiled(call: CheckedCall, around: Around, count: int) -> tuple[list[Observation], bool]:
+    """Call the operator, compiled once, on its inputs and on those of other sizes, `count` calls in all. Return the
+    answers, and whether the compiler received a graph."""
     transform = call.transform
     assert transform is not None
-    compiled = lambda function: raising_inner(transform(function))  # noqa: E731
-    seen = observe_where_it_runs(call, call.inputs, None, around, compiled)
+    compiled = functools.cache(lambda function: raising_inner(transform(function)))
+    seen = [
+        observe_where_it_runs(call, inputs, None, around, compiled) for inputs in [call.inputs, *call.others][:count]
+    ]
     return seen, call.received()
 
 
+def sizes_of_inputs(inputs: Inputs) -> str:
+    """Return the sizes of the tensors among some inputs."""
+    return str([tuple(tensor.shape) for tensor in tensors(inputs())])
+
+
 def compare_dynamic(call: CheckedCall) -> Iterator[Found]:
-    """Compare the operator with itself under a compiler for dynamic sizes."""
+    """Compare the operator with itself under a compiler for dynamic sizes, which must answer at all sizes."""
     return compare_compiled(call, "dynamic")
 
 

@@ -528,6 +528,19 @@ def forgets_the_third_of_two_batched(x, y, z):
     return SUMS_OF_THREE(x, y, z)
 
 
+# Compiled once for all sizes
+
+
+@torch.compiler.assume_constant_result
+def column_count(x):
+    return x.shape[-1]
+
+
+@wrong("dynamic", lambda x: x.sum(-1) / x.shape[-1], MATRIX)
+def means_by_first_column_count(x):
+    return x.sum(-1) / column_count(x)
+
+
 # Written as a kernel author would, for operators of language models and data, without a look at the checks
 
 NORM = {"x": "float32[n, m]", "weight": "float32[m]", "sizes": {"n": "1..20", "m": "1..300"}}

@@ -310,13 +310,17 @@ def answer_questions(procedure: Procedure, trial: Examination, calls: Sequence[D
 
 
 def other_sizes(trial: Examination, call: DrawnCall) -> list[DrawnCall]:
-    """Return calls that differ from a call in the sizes of their tensors only."""
+    """Return calls that differ from a call in the sizes of their tensors only, one for each choice of sizes."""
 
     def rest(call: DrawnCall) -> str:
         return repr(map_leaves(call.values, lambda leaf: (leaf.dtype, leaf.dim()) if torch.is_tensor(leaf) else leaf))
 
+    def sizes(call: DrawnCall) -> str:
+        return str([tensor.shape for tensor in tensors(call.values)])
+
     plan = trial.plan.of(kinds.SAMPLED, kinds.BLOCKS)
-    return [other for other in plan if call is not other and rest(call) == rest(other)][:8]
+    others = {sizes(other): other for other in plan if rest(call) == rest(other)}
+    return [other for at, other in others.items() if at != sizes(call)][:8]
 
 
 def renewed(call: DrawnCall) -> dict[str, Any] | None:
@@ -390,7 +394,13 @@ PROCEDURES: Mapping[str, Procedure] = {
         compiler="compile:aot_eager",
     ),
     "dynamic": Procedure(
-        transforms.compare_dynamic, SIZED, 3, 2, COMPILED, lacks_equality, compiler="compile:aot_eager,dynamic=yes"
+        transforms.compare_dynamic,
+        SIZED,
+        1,
+        2,
+        (*COMPILED, "others"),
+        lacks_equality,
+        compiler="compile:aot_eager,dynamic=yes",
     ),
     "inductor": Procedure(
         transforms.compare_inductor, (kinds.SAMPLED, kinds.STRIDED), 2, 8, COMPILED, lacks_equality, compiler="inductor"

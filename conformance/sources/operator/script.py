@@ -147,7 +147,7 @@ def lazy_view_lines(call: DrawnCall, taken: Collection[str]) -> list[str]:
 
 def call_of_other_sizes(trial: Examination, finding: Difference) -> DrawnCall | None:
     """Return the call whose sizes a difference names; None if they are those of its own call, or none."""
-    if finding.check != "symbolic":
+    if finding.check not in ("symbolic", "dynamic"):
         return None
     others = (other for other in other_sizes(trial, finding.call) if sizes_of(other) in finding.mismatch.detail)
     return None if sizes_of(finding.call) in finding.mismatch.detail else next(others, None)
@@ -159,7 +159,7 @@ def new_values(finding: Difference) -> dict[str, Any] | None:
 
 
 def sizes_of(call: DrawnCall) -> str:
-    """Return the sizes of a call's tensors as a difference of the check `symbolic` states them."""
+    """Return the sizes of a call's tensors as a difference of `symbolic` or `dynamic` states them."""
     return str([tuple(tensor.shape) for tensor in tensors(call.values)])
 
 

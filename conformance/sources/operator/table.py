@@ -64,7 +64,7 @@ CHECKS: Mapping[str, Check] = {
     "fake": Check("the fake kernel gives the metadata of the real results", "fake"),
     "symbolic": Check("the same with symbolic sizes, also at other sizes", "symbolic"),
     "compile": Check("torch.compile changes nothing", "compile"),
-    "dynamic": Check("torch.compile with dynamic sizes changes nothing", "dynamic"),
+    "dynamic": Check("torch.compile with dynamic sizes changes nothing, also at other sizes", "dynamic"),
     "inductor": Check("torch.compile with Inductor changes nothing", "inductor", usual=False),
     "vmap": Check("vmap gives the results of a loop, for any of the inputs and dimensions", "vmap"),
     "autocast": Check("results under autocast follow the operator or the reference", "autocast"),
