@@ -30,7 +30,7 @@ from conformance.program.model import (
     connected,
     spliced,
 )
-from conformance.program.shadow import Shadow
+from conformance.program.shadow import Shadow, find_open_order
 from conformance.program.steps.layouts import dense
 from conformance.program.steps.op import COMPUTE, LOSSY, MOVE, Json, Step, StepError, dtype_of, tensor, walk
 from conformance.program.steps.op import number as json_number
@@ -183,6 +183,15 @@ def without(program: Program, dropped: range, instead: dict[str, str]) -> Progra
             kept.append(renamed)
             defined |= {*renamed.out, *local}
     return program.with_steps(tuple(kept))
+
+
+def without_open_order(program: Program, call: Program) -> Program | None:
+    """Return the program without the step that returns positions of equal elements in this call of it, and without the
+    users of these positions. None if the rest has no defined meaning. Raises ValueError if there is no such step."""
+    number = find_open_order(call)
+    if not number:
+        raise ValueError("no step returns positions of equal elements")
+    return settle(without(program, range(number - 1, number), {}))
 
 
 def fewer_inputs(program: Program) -> Iterator[Program]:

@@ -17,6 +17,7 @@ from conformance.engine.layers import Layered
 from conformance.engine.target import Capture
 from conformance.program.model import Program, connected, digest
 from conformance.program.recorded import is_recorded
+from conformance.program.reduce import without_open_order
 from conformance.program.shadow import Shadow, find_open_order
 from conformance.program.steps.fusion import NAME as FUSION
 from conformance.program.steps.layouts import layout_class
@@ -130,8 +131,8 @@ def judge_call(
     if not verdict.mismatches and verdict.extent == NOT_COMPILED:
         return Verdict(unsupported=UNCAPTURED)
     if may_be_order(program, verdict.mismatches):
-        before_it = program.with_steps(program.steps[: find_open_order(program) - 1])
-        if not before_it.steps or compare_call(Trial.of(before_it, target)).passed:
+        rest = without_open_order(program, program) or program.with_steps(program.steps[: find_open_order(program) - 1])
+        if not rest.steps or not judge_call(Trial.of(rest, target), locate=False).mismatches:
             return Verdict(unsupported=OPEN_ORDER)
     measured = verdict.measured
     before = baseline.get(digest(program), {}) if baseline and measured.counts else {}

@@ -20,7 +20,7 @@ from conformance.program.script import script
 from conformance.program.source import source
 from conformance.program.steps.op import Step, tensor
 from conformance.program.trial import Trial
-from conformance.program.verdict import signature
+from conformance.program.verdict import OPEN_ORDER, signature
 from conformance.targets.functionalize import FunctionalizeTarget
 from tests.run_script import Standalone
 
@@ -256,6 +256,26 @@ class TestTheVerdict:
         trial, alone = resolved(Trial.of(CALLED, target), verdict)
         assert (trial.program.calls, alone.bad_step, alone.vanished) == ((), 3, False)
         assert len(compiled) == 1 + 2  # all three steps, the first two
+
+    @pytest.mark.parametrize(("falsified", "reason"), [(("i",), OPEN_ORDER), (("i", "d"), "")])
+    def test_an_order_that_torch_leaves_open_hides_no_other_fault(
+        self, falsified: tuple[str, ...], reason: str
+    ) -> None:
+        """Regression test: a function of two calls with positions of equal elements was never judged."""
+
+        class Turning(FunctionalizeTarget):
+            """Functionalize that turns some results around."""
+
+            def transform(self, function: Callable[..., Any]) -> Callable[..., Any]:
+                transformed = super().transform(function)
+                return lambda *inputs: {
+                    name: one.flip(-1) if name in falsified else one for name, one in transformed(*inputs).items()
+                }
+
+        steps = Step("topk", (tensor("a"), 2), out=("c", "i")), Step("neg", (tensor("a"),), out=("d",))
+        ties, input_ = Storage("float32", 4, [1, 4, 4, 4]), Input("a", 0, "float32", (4,), (1,))
+        verdict = judge_program(Program((ties,), (input_,), steps, calls=(Call(),)), Turning())
+        assert (verdict.unsupported, bool(verdict.mismatches)) == (reason, not reason)
 
     def test_wrong_inputs_come_before_a_wrong_step(self) -> None:
         """A transform that falsifies an input is wrong with no step at all."""

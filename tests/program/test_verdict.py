@@ -406,6 +406,24 @@ class TestOrderOfEqualElements:
         verdict = judge_program(Program((ties,), program().inputs, steps), target)
         assert (verdict.unsupported, verdict.bad_step) == ("", 1)
 
+    @pytest.mark.parametrize(
+        ("later", "judged"),
+        [
+            (Step("neg", (tensor("a"),), out=("d",)), True),
+            (Step("neg", (tensor("b"),), out=("d",)), True),
+            (Step("exp", (tensor("b"),), out=("d",)), False),
+        ],
+    )
+    def test_a_later_fault_is_judged(self, later: Step, judged: bool) -> None:
+        """If it does not come from the positions: the program without these shows it. Regression test: a wrong value
+        after a step with equal elements was never judged."""
+        wrong = lambda call: call.run().add_(1) if len(call.args) == 1 else _from_the_end(call)  # noqa: E731
+        target = Faulty().plant("topk neg", wrong)
+        ties = Storage("float32", 6, [1, 1, 2, 3, 4, 4])
+        steps = Step("topk", (tensor("a"), 2), out=("c", "i")), Step("mul", (tensor("a"), 2), out=("b",)), later
+        verdict = judge_program(Program((ties,), program().inputs, steps), target)
+        assert (verdict.unsupported, bool(verdict.mismatches)) == ("" if judged else OPEN_ORDER, judged)
+
 
 class TestVanished:
     """A failure that disappears in a second run of the program, or of its prefixes, has no first bad step."""
