@@ -42,6 +42,20 @@ class TestFiles:
         ranks = [KINDS.index(row["kind"]) for row in rows]
         assert ranks == sorted(ranks)
 
+    def test_packages_and_backends_have_issues(self) -> None:
+        """Each finding of a package that no issue reports is in the list of its folder, each backend has a folder, and
+        there is no other one."""
+        wanted = {packets.PYTORCH: {row["file"] for row in table(packets.PYTORCH)}}
+        for finding in EVERY:
+            if finding.layer in findings.PACKAGES and not finding.issues:
+                wanted.setdefault(packets.folder_of(finding), set()).add(f"{finding.name}.md")
+        for path in (ROOT / backend_packets.FOLDER).glob("*.toml"):
+            rows = dict(backend_packets.packets_of(path))
+            wanted[next(iter(rows.values())).layer.replace("_", "-")] = {*rows}
+        folders = [path for path in (ROOT / packets.FOLDER).iterdir() if path.is_dir()]
+        assert {path.name: {file.name for file in path.glob("*.md")} for path in folders} == wanted
+        assert all({row["file"] for row in table(name)} == files for name, files in wanted.items())
+
     def test_a_stale_or_unwanted_issue_fails_the_check(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
