@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from conformance.record.errors import UsageError
@@ -22,10 +22,10 @@ from conformance.sources.operator.examine import (
 from conformance.sources.operator.finding import SECONDS as LONGEST
 from conformance.sources.operator.finding import minimized
 from conformance.sources.operator.script import headline, script
-from conformance.sources.operator.verdict import Verdicts, WrongOperator
+from conformance.sources.operator.verdict import CheckVerdict, Verdicts, WrongOperator
 
-SHORTEST = 3.0
-"""Time to shrink a difference if the budget is spent, in seconds."""
+SHRINKING = 3.0
+"""The part of the budget, in seconds, that is kept for shrinking a difference."""
 
 
 def check(
@@ -94,13 +94,12 @@ def check(
         random,
     )
     trial, left = examination(request), Budget.of(request)
-    result = Verdicts(
-        verdicts(trial, request, left), trial.operator.name, trial.reference.name, trial.device, request.seed
-    )
+    found = keeping_time_to_shrink(verdicts(trial, request, left), left)
+    result = Verdicts(found, trial.operator.name, trial.reference.name, trial.device, request.seed)
     if groups := by_cause(trial, [each.finding for each in reversed(result) if each.finding]):
         result = result.with_causes(groups)
         (first, *_), *others = groups.values()
-        small = minimized(trial, first, min(max(left.left, SHORTEST), LONGEST))
+        small = minimized(trial, first, min(max(left.left, 0.0) + SHRINKING, LONGEST))
         also = [f"# {said[0].upper()}{said[1:]}"] if (said := also_in(next(iter(groups.values())))) else []
         for group in others:
             also.append("# Also " + "; ".join(filter(None, (headline(group[0]), also_in(group)))))
@@ -114,3 +113,12 @@ def check(
     if late:
         warnings.warn(late, stacklevel=2)
     return result
+
+
+def keeping_time_to_shrink(found: Iterable[CheckVerdict], left: Budget) -> Iterator[CheckVerdict]:
+    """Yield verdicts. After the first difference, the checks that follow have less time."""
+    kept = False
+    for verdict in found:
+        if verdict.finding and not kept:
+            left.left, kept = left.left - SHRINKING, True
+        yield verdict

@@ -17,8 +17,10 @@ import torch
 import conformance
 from conformance.record.errors import UsageError
 from conformance.run.messages import Death, ExitReason
-from conformance.sources.operator.examine import CheckRequest, examination
+from conformance.sources.operator.api import SHRINKING, keeping_time_to_shrink
+from conformance.sources.operator.examine import Budget, CheckRequest, examination, verdicts
 from conformance.sources.operator.script import headline
+from conformance.sources.operator.verdict import CheckVerdict
 from tests.planted import kernels
 from tests.planted.kernels import CORRECT, LIES
 from tests.sources.operator.judged import judge
@@ -164,6 +166,17 @@ class TestNothingCompared:
         """An operator that ends its process before the first comparison did pass formerly."""
         with pytest.raises(AssertionError, match="crash: the process: expected an answer, got ended its process with"):
             conformance.check(lambda x: os._exit(0), reference=torch.exp, inputs={"x": "float32[3]"})
+
+
+def test_the_budget_includes_the_time_to_shrink():
+    """The first difference keeps it from the later checks, once."""
+    request = CheckRequest(**LIES["values"], near="tests.planted.kernels", checks=["values", "layouts", "blocks"])
+    budget = Budget(30.0, [])
+    found = [CheckVerdict("empty"), *(verdict for verdict in verdicts(examination(request), request))]
+    left = [(bool(verdict.finding), budget.left) for verdict in keeping_time_to_shrink(found, budget)]
+    first = [wrong for wrong, _ in left].index(True)
+    assert [seconds for _, seconds in left] == [30.0] * first + [30.0 - SHRINKING] * (len(left) - first)
+    assert sum(wrong for wrong, _ in left) > 1
 
 
 def test_a_script_that_time_kept_from_being_small_says_so(monkeypatch):
