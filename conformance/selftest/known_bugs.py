@@ -73,7 +73,7 @@ FOUND, MISSED, GONE, NO_TARGET, NOT_RUN = "found", "not found", "gone here", "no
 @dataclass(frozen=True)
 class BugRow:
     """A bug and how a campaign found it. `minutes` is the time of that many programs at the campaign's average rate.
-    `why` is what agrees by the rule, and `finding` the title of the finding."""
+    `why` is what agrees by the rule, `finding` the title of the finding, and `later` as of `Bug`."""
 
     number: int
     title: str
@@ -84,6 +84,7 @@ class BugRow:
     steps: int | None = None
     finding: str = ""
     why: str = ""
+    later: int = 0
 
 
 @dataclass(frozen=True)
@@ -181,11 +182,12 @@ def rows(measured: Sequence[Bug], campaigns: Iterable[MeasuredCampaign], gone: I
         if ranked:
             first, campaign, finding, why = min(ranked, key=lambda match: match[0])
             minutes = round((first + 1) * campaign.seconds / max(campaign.programs, 1) / 60, 2)
-            size = len(finding.program.steps)
-            yield BugRow(bug.number, bug.title, campaign.target, FOUND, first + 1, minutes, size, finding.cause(), why)
+            found = first + 1, minutes, len(finding.program.steps), finding.cause(), why
+            yield BugRow(bug.number, bug.title, campaign.target, FOUND, *found, later=bug.later)
         else:
             status = GONE if bug.number in gone else MISSED if own else NOT_RUN if _loads(bug.targets[0]) else NO_TARGET
-            yield BugRow(bug.number, bug.title, own[0][0].target if own else bug.targets[0], status)
+            target = own[0][0].target if own else bug.targets[0]
+            yield BugRow(bug.number, bug.title, target, status, later=bug.later)
 
 
 def _matched(campaign: MeasuredCampaign, measured: Sequence[Bug]) -> list[tuple[int, int, FailingProgram, str]]:
@@ -309,12 +311,16 @@ def _targets(some: Iterable[Bug]) -> list[str]:
 
 
 def summary(table: Sequence[BugRow]) -> str:
-    """Return the totals in one sentence."""
+    """Return the totals in one sentence, and the share of the reports that were collected after a drawing, if any."""
     counts = {
         status: sum(row.status == status for row in table) for status in (FOUND, MISSED, GONE, NO_TARGET, NOT_RUN)
     }
     parts = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-    return f"{len(table)} reported bugs: {parts}"
+    total = f"{len(table)} reported bugs: {parts}"
+    for drawing in sorted({row.later for row in table} - {0}):
+        measured = [row.status for row in table if row.later == drawing and row.status in (FOUND, MISSED)]
+        total += f"; found of those collected after drawing {drawing}: {measured.count(FOUND)} of {len(measured)}"
+    return total
 
 
 def show(table: Sequence[BugRow]) -> None:

@@ -172,6 +172,22 @@ class TestMain:
         assert [row["number"] for row in data["bugs"] if row["status"] == FOUND] == [197448]
         assert "issues/197448" in (reports / "known-bugs.html").read_text()
 
+    def test_share_of_later_reports(self) -> None:
+        """The reports that were collected after a drawing have a share of their own, of those that were measured."""
+        row = known_bugs.BugRow(1, "a", "inductor", FOUND)
+        later = [dataclasses.replace(row, status=status, later=5) for status in (FOUND, MISSED, MISSED, GONE)]
+        assert known_bugs.summary([row, *later]) == (
+            "5 reported bugs: 2 found, 2 not found, 1 gone here; found of those collected after drawing 5: 1 of 3"
+        )
+        assert known_bugs.summary([row]) == "1 reported bugs: 1 found"
+
+    def test_later_reports_are_marked(self, reports: Path) -> None:
+        """A row says after which drawing its report was collected, whether or not it was found."""
+        later = [dataclasses.replace(bug, later=5) for bug in WITH_REPRO if "aot_eager" in bug.targets]
+        save(reports, WRITTEN)
+        rows = [*known_bugs.rows(later, [known_bugs.read(reports / "fuzz.json")])]
+        assert {row.status for row in rows} == {FOUND, MISSED} and {row.later for row in rows} == {5}
+
     def test_bad_usage(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
