@@ -112,6 +112,13 @@ class TestIndex:
             assert bug.targets or not bug.repro, bug.name
             assert len(bug.repro.strip().splitlines()) <= 25, bug.name
 
+    def test_reports_of_one_pass(self) -> None:
+        """Of the reports that one pass explains, a finding is the one whose operators and relation it has. Regression
+        test: a write to a rearranged tensor counted as #188084 too, a sum of gradients in an expanded zero."""
+        facts = {"operators": ["index_put", "mul", "add", "flip"], "relations": ["same"]}
+        finding = Evidence("value", "Inductor", "pass reinplace_inplaceable_ops", **facts)  # type: ignore[arg-type]
+        assert known_as(finding) == "known: pytorch#198270"
+
     def test_findings_of_the_page(self) -> None:
         """The index has every issue that docs/findings names."""
         folder = Path(__file__).parents[2] / "docs" / "findings"
