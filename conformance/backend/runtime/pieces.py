@@ -16,7 +16,8 @@ A value is *cut* if it
 - or is a part of a long sum: a gradient that adds a term for each step is cut every `TERMS` terms.
 
 A contiguous part of a stored value (`x[t]`) is passed to a kernel as a pointer into it, so that neither the place nor
-the size of the whole is part of the piece's key.
+the size of the whole is part of the piece's key. Of a value of which other parts are read (`x[:, t]`, with
+`batch_first=True`), the parts are first made contiguous in one copy.
 
 This module must not depend on storages or torch.
 """
@@ -473,6 +474,48 @@ def divided(values: Sequence[UOp], kept: Container[UOp]) -> tuple[Division, list
         return None
     ordered = division.ordered(pieces)
     return None if ordered is None else (division, ordered)
+
+
+def with_contiguous_parts(values: Sequence[UOp]) -> tuple[list[UOp], dict[UOp, UOp]]:
+    """Equal values that read strided parts of one value (`x[:, t]`) from a copy of it, and a map of the nodes replaced.
+
+    In the copy the parts lie one after the other. A strided part depends on the size of the whole: each kernel that
+    reads one would be another kernel for each number of time steps.
+    """
+    nodes = UOp.sink(*values).toposort(enter_calls=False)
+    parts: dict[tuple[UOp, int, int], list[UOp]] = {}  # by whole, dimension and size
+    for node in nodes:
+        if (
+            node.op is Ops.SHRINK
+            and _offset(node) is None
+            and node.device is not None
+            and node.base.op is not Ops.STACK
+        ):
+            cut = [d for d, (start, size) in enumerate(node.marg) if size != node.src[0].shape[d]]
+            start, size = node.marg[cut[0]]
+            if len(cut) == 1 and size and start % size == 0 and node.src[0].shape[cut[0]] % size == 0:
+                parts.setdefault((node.src[0], cut[0], size), []).append(node)
+    chosen: dict[UOp, tuple[int, int]] = {}
+    for (_, d, size), shrinks in parts.items():
+        if len(shrinks) >= PARTS:
+            chosen.update(dict.fromkeys(shrinks, (d, size)))
+    new: dict[UOp, UOp] = {}
+    copies: dict[tuple[UOp, int, int], UOp] = {}
+    for node in nodes if chosen else ():
+        sources = tuple([new.get(s, s) for s in node.src])
+        if node in chosen:
+            d, size = chosen[node]
+            shape = node.src[0].shape
+            if (of := (node.src[0], d, size)) not in copies:
+                apart = sources[0].reshape((*shape[:d], shape[d] // size, size, *shape[d + 1 :]))
+                order = (d, *[i for i in range(len(shape) + 1) if i != d])
+                copies[of] = apart.permute(order).contiguous()
+            place = node.marg[d][0] // size
+            part = copies[of].shrink(((place, place + 1), *[None] * len(shape)))
+            new[node] = part.reshape(node.shape)
+        elif sources != node.src:
+            new[node] = UOp(node.op, node.dtype, sources, node.arg)
+    return [new.get(v, v) for v in values], new
 
 
 class _MergedPlace(NamedTuple):

@@ -132,10 +132,12 @@ def _schedule_in_pieces(graph: Graph, values: list[UOp], passing: set[UOp], devi
     """The schedule of a large repetitive graph from those of its pieces; None if it is to be scheduled whole."""
     if not PIECES or len(graph.nodes) < pieces.MIN_NODES:
         return None
-    equal, new = read_by_all(values)
+    read, shared = read_by_all(values)
+    equal, moved = pieces.with_contiguous_parts(read)
+    new = {node: moved.get(n := shared.get(node, node), n) for node in graph.nodes}
     old = {n: o for o, n in new.items()}
     points = {node for node in graph.nodes if node.op is Ops.CONTIGUOUS and node not in passing}
-    found = pieces.divided(equal, {new.get(node, node) for node in points})
+    found = pieces.divided(equal, {new[node] for node in points})
     if found is None:
         return None
     division, parts = found

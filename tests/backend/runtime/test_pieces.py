@@ -66,6 +66,16 @@ def sliced(length: int) -> list[torch.Tensor]:
     return [h]
 
 
+def columns(length: int) -> list[torch.Tensor]:
+    """A recurrence over the columns of two inputs, one of them lazy, and one in steps of two columns."""
+    (w,) = [p.detach() for p in weights((8, 8))]
+    x, wide, h = torch.randn(3, length, 8).to("tiny"), torch.randn(3, 2 * length).to("tiny"), torch.zeros(3, 8)
+    scaled, h = x * 1.1 + x.sum(2, keepdim=True), h.to("tiny")
+    for t in range(length):
+        h = torch.relu((x[:, t] + h + scaled[:, length - 1 - t] + wide[:, 2 * t : 2 * t + 2].sum(1, keepdim=True)) @ w)
+    return [h, scaled]
+
+
 def written_between(length: int) -> list[torch.Tensor]:
     """Writes in place between the steps, into the state, its history, a sum and the weights."""
     (w,) = [p.detach() for p in weights((8, 8))]
@@ -134,7 +144,7 @@ def module(kind: type[nn.Module], optimizer: type[torch.optim.Optimizer], **opti
     def train(length: int) -> list[torch.Tensor]:
         model = kind(5, 8, **options).to("tiny")
         stepping = optimizer(model.parameters(), lr=0.01)  # type: ignore[call-arg]
-        x = torch.randn(length, 3, 5).to("tiny")
+        x = torch.randn((3, length, 5) if options.get("batch_first") else (length, 3, 5)).to("tiny")
         found = []
         for _ in range(2):
             y, _ = model(x)
@@ -150,7 +160,7 @@ def module(kind: type[nn.Module], optimizer: type[torch.optim.Optimizer], **opti
 
 FAST: dict[str, Program] = {
     "sliced": sliced, "written between": written_between, "retained": retained, "read partly": read_partly,
-    "losses": losses,
+    "losses": losses, "columns": columns,
 }  # fmt: skip
 SLOW: dict[str, Program] = {
     "own cell": own_cell,
@@ -158,6 +168,7 @@ SLOW: dict[str, Program] = {
     "RNN": module(nn.RNN, torch.optim.SGD),
     "GRU": module(nn.GRU, torch.optim.Adam),
     "LSTM of two layers": module(nn.LSTM, torch.optim.Adam, num_layers=2),
+    "GRU with the batch first": module(nn.GRU, torch.optim.SGD, batch_first=True),
     "GRU in both directions": module(nn.GRU, torch.optim.SGD, bidirectional=True),
 }
 
@@ -295,6 +306,24 @@ class TestSchedules:
         assert COUNTERS.divided - divided == 3
         assert new[0] >= 5
         assert max(new[1:]) <= 2  # the loss and the largest factor of its gradient, of 20 pieces
+
+    def test_batch_first_costs_one_copy(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The strided parts `x[:, t]` are read from one copy, so a new length has new kernels only for the copies."""
+        monkeypatch.setattr(pieces, "MIN_NODES", 100)
+        monkeypatch.setattr(pieces, "MIN_PIECES", 8)
+        (w, u), new, run, divided = weights((5, 8), (8, 8)), [], [], COUNTERS.divided
+        for length in (13, 14, 18):
+            x, h = torch.randn(3, length, 5).to("tiny"), torch.zeros(3, 8).to("tiny")
+            before = COUNTERS.scheduled
+            with kernels.count() as counted, torch.no_grad():
+                for t in range(length):
+                    h = torch.sin(x[:, t] @ w + h @ u)
+                h.cpu()
+            new.append(COUNTERS.scheduled - before)
+            run.append(counted.kernels - length)
+        assert COUNTERS.divided - divided == 3
+        assert max(new[1:]) <= 1
+        assert max(run) <= 1
 
     def test_a_second_process_finds_the_schedules(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A graph in pieces is one schedule, also where it is stored."""
