@@ -254,7 +254,7 @@ class Session:
             rows = ((result.op, result.dtype, result.samples, bool(result.tolerated)) for result in run.cases)
             run.notes += unneeded_by_cases(tolerances, rows)
         run.environment |= machine() | (self.seen.described() if self.seen is not None else {})
-        run.command = run.command or shlex.join([self.command, *self.words])
+        run.command = run.command or " ".join([self.command, *map(shlex.quote, self.words)])
         if not run.complete and not run.results and not run.drawn:
             print(f"{self.command}: interrupted before anything was compared; no report is written", file=sys.stderr)
             return run.exit_code()

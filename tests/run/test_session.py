@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
@@ -26,11 +27,11 @@ PLANTED = Path(__file__).parents[1] / "planted"
         (accuracy, ["--op", "abs", "--dtype", "float32", "--variant", "forward"]),
     ],
 )
-def test_its_files_state_the_time_of_the_run(
+def test_its_files_state_its_time_and_its_command(
     tmp_path: Path, command: Callable[[list[str]], int], words: list[str]
 ) -> None:
-    """JUnit and CTRF of every command state when the run began. Regression test: fuzz.xml had an empty timestamp, and
-    fuzz.ctrf.json started in 1970."""
+    """JUnit and CTRF of every command state when the run began, and the result file its command, as a shell takes it.
+    Regression test: fuzz.xml had an empty timestamp, and fuzz.ctrf.json started in 1970."""
     before = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     assert command(["--target", "cpu", "--reports", str(tmp_path), *words]) == 0
     after = datetime.datetime.now(datetime.UTC)
@@ -40,6 +41,11 @@ def test_its_files_state_the_time_of_the_run(
     times = json.loads(ctrf.read_text())["results"]["summary"]
     assert times["start"] == begun.timestamp() * 1000
     assert times["start"] < times["stop"] <= after.timestamp() * 1000
+    name = junit.stem  # regression test: the stored command began with one quoted word, 'conformance opinfo'
+    assert shlex.split(json.loads((tmp_path / f"{name}.json").read_text())["command"])[:2] in (
+        ["conformance", name],
+        ["python", "-m"],
+    )
 
 
 ALL = """[[declare]]
