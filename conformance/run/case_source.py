@@ -1,6 +1,7 @@
 """The source of a list of cases in a session: it selects the cases and runs them in workers.
 
-Defines `CaseSource`, its workers `JobPool`, and `Job`, the code that runs in a worker.
+Defines `CaseSource`, with the journal and the declarations of any cases, and `JobSource`, for cases that a `Job` runs
+in the workers of a `JobPool`.
 """
 
 from __future__ import annotations
@@ -83,11 +84,67 @@ def _too_small(death: Death) -> str:
 
 
 class CaseSource(Source):
-    """A source of cases. A subclass selects them, and shows their results."""
+    """A source of cases, whose results are in a journal. A subclass runs them."""
 
     stem: str
     title: str
     usual: Limits
+    file: Path
+    """The file of known findings, which need not exist."""
+    done = "measured"
+    """What happens with a case, in words."""
+
+    @property
+    def what(self) -> str:
+        """The name of its cases in a shortfall."""
+        return shortfall.CASES.format(self.stem)
+
+    def identity(self, session: Session) -> dict[str, Any]:
+        """Return the facts that an interrupted run must have in common with this one, beside target and torch."""
+        raise NotImplementedError
+
+    def perform(self, session: Session, seconds: float, finished: Sequence[Result], listener: Listener) -> Run:
+        """Run the cases that are not finished; at a stop, return the results so far. Raises TargetError for a target
+        that cannot be loaded or has no values."""
+        raise NotImplementedError
+
+    def known(self) -> Sequence[Declaration]:
+        """Return the declarations of known findings."""
+        return read(self.file)
+
+    def execute(self, session: Session, seconds: float) -> Run:
+        """Run the cases under the progress bar. `--resume` continues an interrupted run from its journal."""
+        args = session.args
+        identity = {"target": session.spec, **self.identity(session), "torch": str(versions.installed())}
+        with Journal(args.reports, self.stem, identity, args.resume) as journal, shown(session.console) as view:
+            listener = Listener(started=view.start, ended=journal.add, judged=view.add)
+            run = self.perform(session, seconds, journal.finished, listener)
+            self.journal = journal
+        run.seconds = journal.seconds
+        run.expectations = str(self.file) if self.file.exists() else ""
+        return run
+
+    def declare(self, session: Session, run: Run) -> list[str]:
+        """See `Source.declare`."""
+        done = expectations.declare(run, self.file)
+        run.results = expectations.accept(run.results, self.known())
+        run.expectations = str(self.file)
+        return done
+
+    def keep(self, session: Session, run: Run) -> None:
+        """Delete the journal unless `--resume` can use it."""
+        self.journal.discard_after(run, self.what, session.resumable)
+
+    def nothing(self, session: Session, run: Run) -> str:
+        """See `Source.nothing`."""
+        if not run.results and session.seconds < math.inf:
+            return f"the time was over before the first case had ended, so nothing was {self.done}: give --minutes more"
+        return f"nothing was {self.done} in {len(run.results)} cases"
+
+
+class JobSource(CaseSource):
+    """A source of cases that a job runs. A subclass selects them, and shows their results."""
+
     job: Job
     pool: type[JobPool] = JobPool
     variants: Sequence[str] = ()
@@ -120,33 +177,23 @@ class CaseSource(Source):
         self.file = expectations.file_of(session.args, expectations_file(self.stem, session.spec))
         self.expected = declared(self.stem, self.file, self.rows(), self.variants)
 
-    def execute(self, session: Session, seconds: float) -> Run:
-        """Run the cases under the progress bar; at a stop, return the results so far. `--resume` continues an
-        interrupted run from its journal. Raises TargetError for a target that cannot be loaded or has no values."""
-        args, limits = session.args, session.limits
-        selection = "; ".join([self.stem, *self.selection])
-        identity = {"target": session.spec, "selection": selection, "torch": str(versions.installed())}
-        with Journal(args.reports, self.stem, identity, args.resume) as journal, shown(session.console) as view:
-            finished = journal.finished
-            chosen = CaseOptions.of_session(session, seconds, expected=self.expected, finished=finished)
-            listener = Listener(started=view.start, ended=journal.add, judged=view.add)
-            run = CaseRun(session.target, self.what, chosen, listener).perform(self._run)
-            self.journal = journal
-        run.seconds = journal.seconds
+    def identity(self, session: Session) -> dict[str, Any]:
+        """See `CaseSource.identity`."""
+        return {"selection": "; ".join([self.stem, *self.selection])}
+
+    def perform(self, session: Session, seconds: float, finished: Sequence[Result], listener: Listener) -> Run:
+        """See `CaseSource.perform`."""
+        limits = session.limits
+        chosen = CaseOptions.of_session(session, seconds, expected=self.expected, finished=finished)
+        run = CaseRun(session.target, self.what, chosen, listener).perform(self._run)
         small = sum(result.outcome is Outcome.SKIP and result.reason.startswith(SHORT) for result in run.results)
         notes = {
             f"{small} cases were not measured, since each {SHORT} {limits.memory:g} GiB.": small,
             f"{self.lacking} cases of ops that the profile declares lacking were left out.": self.lacking,
         }
         run.notes += [note for note, count in notes.items() if count]
-        run.environment["selection"] = selection
-        run.expectations = str(self.file) if self.file.exists() else ""
+        run.environment |= self.identity(session)
         return run
-
-    @property
-    def what(self) -> str:
-        """The name of its cases in a shortfall."""
-        return shortfall.CASES.format(self.stem)
 
     def _run(self, running: CaseRun) -> None:
         """Run the cases of dtypes that the target holds."""
@@ -159,21 +206,10 @@ class CaseSource(Source):
             running.begin(wanted)
             running.run(pool)
 
-    def declare(self, session: Session, run: Run) -> list[str]:
-        """See `Source.declare`."""
-        done = expectations.declare(run, self.file)
-        run.results = expectations.accept(run.results, read(self.file))
-        run.expectations = str(self.file)
-        return done
-
     def stale(self, session: Session, run: Run, seconds: float) -> tuple[list[Result], list[str]]:
         """See `Source.stale`. No operator is tried: op_db and drawn programs do that."""
         found, notes = session.profile.contradicted(session.seen) if session.profile is not None else ([], [])
         return [Result(one.part, "", DECLARED, self.stem, one.outcome, reason=one.reason) for one in found], notes
-
-    def keep(self, session: Session, run: Run) -> None:
-        """Delete the journal unless `--resume` can use it."""
-        self.journal.discard_after(run, self.what, session.resumable)
 
     def summarize(self, session: Session, run: Run) -> None:
         """Print the worst cases, one line each, and the cases that were not measured."""
@@ -182,12 +218,6 @@ class CaseSource(Source):
         for result in run.results:
             if result.outcome is Outcome.SKIP:
                 session.print(f"not measured: {result.id}: {result.reason}")
-
-    def nothing(self, session: Session, run: Run) -> str:
-        """See `Source.nothing`."""
-        if not run.results and session.seconds < math.inf:
-            return "the time was over before the first case had ended, so nothing was measured: give --minutes more"
-        return f"nothing was measured in {len(run.results)} cases"
 
 
 SUBJECTS = ("op", "dtype", "variant")

@@ -19,7 +19,7 @@ from conformance.record.errors import TargetError
 from conformance.record.names import MUTANTS, POWER, nearest
 from conformance.record.result import Failure, Named, Outcome, Result, Run
 from conformance.run import options
-from conformance.run.case_source import AGAIN, CaseSource, Job
+from conformance.run.case_source import AGAIN, Job, JobSource
 from conformance.run.messages import Limits
 from conformance.run.session import Session, usual
 from conformance.run.session import main as run_command
@@ -72,7 +72,7 @@ def run(target: str, case: PlantedFault) -> Result:
     return case.result(Outcome.PASS, samples=hunted.tried, reason=reason)
 
 
-class PlantedFaults(CaseSource):
+class PlantedFaults(JobSource):
     """The source of the hunts, one for each planted fault."""
 
     title = "planted faults"
@@ -80,7 +80,7 @@ class PlantedFaults(CaseSource):
     job = Job(described, run, (__name__,))
 
     def cases(self, args: argparse.Namespace) -> tuple[list[PlantedFault], list[str]]:
-        """See `CaseSource.cases`."""
+        """See `JobSource.cases`."""
         unknown = [name for name in args.fault if name not in EVERY]
         if unknown:
             known = nearest(unknown[0], EVERY) or f": choose from {', '.join(EVERY)}"
@@ -91,15 +91,15 @@ class PlantedFaults(CaseSource):
         return [PlantedFault(name, drawing, args.seed, args.programs) for name in names], words
 
     def rows(self) -> Iterable[str]:
-        """See `CaseSource.rows`."""
+        """See `JobSource.rows`."""
         return EVERY
 
     def worst(self, run: Run) -> Sequence[Result]:
-        """See `CaseSource.worst`: the faults that need the most programs."""
+        """See `JobSource.worst`: the faults that need the most programs."""
         return sorted((result for result in run.results if result.reason), key=lambda result: -result.samples)
 
     def line(self, result: Result) -> str:
-        """See `CaseSource.line`."""
+        """See `JobSource.line`."""
         return f"{result.op}: {result.reason}"
 
     def summarize(self, session: Session, run: Run) -> None:

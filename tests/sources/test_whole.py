@@ -84,12 +84,12 @@ class TestTest:
     def test_a_source_that_cannot_run(self, tmp_path: Path, few, monkeypatch, capsys) -> None:
         """It is one sentence and exit code 2, and the other sources run. Regression test: on macOS, where no memory is
         measured, `--all` ended before any program was drawn."""
-        from conformance.run.case_source import CaseSource
+        from conformance.run.case_source import JobSource
 
         def refuses(self, *_):
             raise TargetError("memory cannot be measured")
 
-        monkeypatch.setattr(CaseSource, "execute", refuses)
+        monkeypatch.setattr(JobSource, "execute", refuses)
         assert run(tmp_path, "cpu", "--all") == 2
         out, errors = capsys.readouterr()
         assert "conformance test: sizes: memory cannot be measured\n" in errors

@@ -14,7 +14,7 @@ from conformance.declare.tolerances import DeclaredTolerance, proposed
 from conformance.record.accuracy import ACCURACY, shown
 from conformance.record.result import UNEXPLAINED, Result, Run, counted, write_atomic
 from conformance.run import options
-from conformance.run.case_source import FLAGS, CaseSource, Job
+from conformance.run.case_source import FLAGS, Job, JobSource
 from conformance.run.messages import Limits
 from conformance.run.session import Session, usual
 from conformance.run.session import main as run_command
@@ -25,7 +25,7 @@ TOLERANCES = "accuracy-tolerances.toml"
 """The file of proposed tolerances, below --reports."""
 
 
-class AccuracyCases(CaseSource):
+class AccuracyCases(JobSource):
     """The source of the table's operators, in dtypes and directions."""
 
     title = "accuracy"
@@ -34,17 +34,17 @@ class AccuracyCases(CaseSource):
     job = Job(tasks.described, tasks.run, tasks.MODULES)
 
     def cases(self, args: argparse.Namespace) -> tuple[list[AccuracyCase], list[str]]:
-        """See `CaseSource.cases`."""
+        """See `JobSource.cases`."""
         dtypes = options.chosen(args.dtype or ["float32"], DTYPES, "dtype")
         variants = options.chosen(args.variant or ["all"], DIRECTIONS, "variant")
         return table.select(args.op, dtypes, variants), [",".join(args.op or ["all ops"]), *dtypes, *variants]
 
     def rows(self) -> Iterable[str]:
-        """See `CaseSource.rows`."""
+        """See `JobSource.rows`."""
         return [row.name for row in table.load()[0]]
 
     def worst(self, run: Run) -> Sequence[Result]:
-        """See `CaseSource.worst`."""
+        """See `JobSource.worst`."""
         return run.errors
 
     def keep(self, session: Session, run: Run) -> None:
@@ -71,7 +71,7 @@ class AccuracyCases(CaseSource):
             )
 
     def line(self, result: Result) -> str:
-        """See `CaseSource.line`."""
+        """See `JobSource.line`."""
         of = result.accuracy
         assert of is not None
         return (

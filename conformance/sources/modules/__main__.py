@@ -13,7 +13,7 @@ from conformance.record.names import MODULES
 from conformance.record.result import UNEXPECTED, Result, Run
 from conformance.record.sentences import sentence
 from conformance.run import options
-from conformance.run.case_source import FLAGS, CaseSource, Job
+from conformance.run.case_source import FLAGS, Job, JobSource
 from conformance.run.messages import Limits
 from conformance.run.session import Session, usual
 from conformance.run.session import main as run_command
@@ -21,7 +21,7 @@ from conformance.sources.modules import tasks
 from conformance.sources.modules.table import DTYPES, VARIANTS, StatefulCase, names, select
 
 
-class Modules(CaseSource):
+class Modules(JobSource):
     """The source of modules and optimizers."""
 
     title = "modules and optimizers"
@@ -30,7 +30,7 @@ class Modules(CaseSource):
     listed, variants = 20, VARIANTS
 
     def cases(self, args: argparse.Namespace) -> tuple[list[StatefulCase], list[str]]:
-        """See `CaseSource.cases`."""
+        """See `JobSource.cases`."""
         dtypes = args.dtype or [*DTYPES]
         known = sorted({dtype for case in select([], ALL, VARIANTS) for dtype in [case.dtype]})
         dtypes = options.chosen(dtypes, known, "dtype")
@@ -38,19 +38,19 @@ class Modules(CaseSource):
         return select(args.op, dtypes, variants), [",".join(args.op or ["all"]), *dtypes, *variants]
 
     def rows(self) -> Iterable[str]:
-        """See `CaseSource.rows`."""
+        """See `JobSource.rows`."""
         return names()
 
     def worst(self, run: Run) -> Sequence[Result]:
-        """See `CaseSource.worst`."""
+        """See `JobSource.worst`."""
         return [result for result in run.results if result.outcome in UNEXPECTED]
 
     def line(self, result: Result) -> str:
-        """See `CaseSource.line`."""
+        """See `JobSource.line`."""
         return f"{result.id}: {sentence(result.failures[0]) if result.failures else result.reason}"
 
     def summarize(self, session: Session, run: Run) -> None:
-        """See `CaseSource.summarize`."""
+        """See `JobSource.summarize`."""
         super().summarize(session, run)
         if missing := run.environment.get("modules without a row"):
             session.print(f"not tried, since this version of conformance does not know them: {missing}")

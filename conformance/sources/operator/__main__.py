@@ -19,7 +19,7 @@ from conformance.record.result import Outcome, Result, Run
 from conformance.record.sentences import headline
 from conformance.record.shortfall import Shortfall
 from conformance.run import options, scripts
-from conformance.run.case_source import AGAIN, CaseSource, Job
+from conformance.run.case_source import AGAIN, Job, JobSource
 from conformance.run.messages import Limits
 from conformance.run.session import Session
 from conformance.run.session import main as run_command
@@ -35,7 +35,7 @@ WITHOUT = ("minutes", "compile-limit", "update-expectations", "expectations", *A
 """Flags of a session that the command does not offer: the harness itself runs on torch CPU."""
 
 
-class Operators(CaseSource):
+class Operators(JobSource):
     """The source of the checks of one operator."""
 
     title = "operator"
@@ -44,7 +44,7 @@ class Operators(CaseSource):
     listed = 0
 
     def cases(self, args: argparse.Namespace) -> tuple[list[OperatorCase], list[str]]:
-        """See `CaseSource.cases`."""
+        """See `JobSource.cases`."""
         exclude, batch = dict(map(_pair, args.exclude)), dict(map(_dimension, args.batch))
         asked = options.chosen(args.checks or usual(batch, args.forbid), CHECKS, "check")
         names = with_fatal(asked)
@@ -91,21 +91,21 @@ class Operators(CaseSource):
         session.args.limit = None  # a call's limit, and not a worker's
 
     def worst(self, run: Run) -> Sequence[Result]:
-        """See `CaseSource.worst`."""
+        """See `JobSource.worst`."""
         return run.unexpected
 
     def summarize(self, session: Session, run: Run) -> None:
-        """See `CaseSource.summarize`. Print one line for each cause, with the checks that show it."""
+        """See `JobSource.summarize`. Print one line for each cause, with the checks that show it."""
         super().summarize(session, run)
         for cause in causes_of(run.unexpected):
             session.print(f"cause: {cause.pattern}: {headline(cause.results[0])} ({cause.seen})")
 
     def rows(self) -> Iterable[str]:
-        """See `CaseSource.rows`."""
+        """See `JobSource.rows`."""
         return CHECKS
 
     def execute(self, session: Session, seconds: float) -> Run:
-        """See `CaseSource.execute`."""
+        """See `JobSource.execute`."""
         result = super().execute(session, seconds)
         result.notes += self.remarks
         result.reference = "the reference" if session.args.reference else TORCH_CPU

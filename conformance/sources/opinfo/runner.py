@@ -8,20 +8,20 @@ result is on disk as soon as it is available, and the report is written from the
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from conformance.declare import expectations
 from conformance.declare import profile as profiles
-from conformance.declare.declaration import CASES, PARTS_OF_TARGET, check, read, refuse
+from conformance.declare.declaration import CASES, PARTS_OF_TARGET, Declaration, check, read, refuse
 from conformance.declare.profile import Profile
 from conformance.record import result as model
-from conformance.record import shortfall, versions
+from conformance.record import shortfall
 from conformance.record.command_line import Parser
 from conformance.record.errors import ReportError
 from conformance.record.missing_ops import DECLARED
@@ -29,14 +29,13 @@ from conformance.record.result import Result, Run
 from conformance.report import __main__ as report
 from conformance.report import budgets, terminal
 from conformance.run import options
+from conformance.run.case_source import CaseSource
 from conformance.run.cases import SILENT, CaseOptions, CaseRun, Listener
 from conformance.run.execution_place import place_of
-from conformance.run.journal import Journal
 from conformance.run.messages import Limits
 from conformance.run.profile_trials import contradictions
-from conformance.run.session import Session, Source, limits_of, usual
+from conformance.run.session import Session, limits_of, usual
 from conformance.run.session import main as run_command
-from conformance.run.terminal import shown
 from conformance.sources.opinfo import plainest, plan
 from conformance.sources.opinfo.minimize import BUDGET, SHARE, minimize
 from conformance.sources.opinfo.plan import Case, Selection
@@ -109,11 +108,11 @@ USUAL = {
 }
 
 
-class OpDb(Source):
+class OpDb(CaseSource):
     """The source of op_db's cases. `defaults` returns the selections of a run whose options choose none."""
 
     title = "PyTorch's op_db"
-    stem, usual = "opinfo", LIMITS
+    stem, usual, done = "opinfo", LIMITS, "compared"
 
     def __init__(self, defaults: Callable[..., tuple[Selection, ...]] = plan.usual) -> None:
         super().__init__()
@@ -123,8 +122,8 @@ class OpDb(Source):
         """Read the baseline, the declarations and the counts of workloads, and check the options."""
         args = session.args
         plan.selections_of(args)
-        self.expected_file = expectations.file_of(args, expectations.path_for(session.spec))
-        self.expected = expectations.expected(self.expected_file)
+        self.file = expectations.file_of(args, expectations.path_for(session.spec))
+        self.expected = self.known()
         self.baseline_file = args.baseline or report.baseline_for(session.spec)
         wanted = args.baseline and not args.update_baseline  # a first baseline is created by accepting a run
         there = wanted or self.baseline_file.exists()
@@ -135,47 +134,48 @@ class OpDb(Source):
         if self.baseline and self.counted:
             self.baseline.budgets = budgets.load(self.baseline_file.parent / budgets.NAME)
 
-    def execute(self, session: Session, seconds: float) -> Run:
-        """Run the chosen cases under the progress bar. `--resume` continues an interrupted run from its journal."""
-        args, profile, seen = session.args, session.profile, session.seen
+    @property
+    def what(self) -> str:
+        """See `CaseSource.what`."""
+        return OP_DB
+
+    def selections(self, session: Session) -> tuple[Selection, ...]:
+        """Return the selections of the options, of the dtypes that the target holds."""
+        profile, seen = session.profile, session.seen
         held = profile.dtypes if profile is not None else None
-        selections = plan.selections_of(args, held if held is not None or seen is None else seen.dtypes, self.defaults)
-        identity = {
-            "target": session.spec,
-            "selection": list(map(str, selections)),
-            "shard": list(args.shard),
-            "torch": str(versions.installed()),
-        }
+        known = held if held is not None or seen is None else seen.dtypes
+        return plan.selections_of(session.args, known, self.defaults)
+
+    def identity(self, session: Session) -> dict[str, Any]:
+        """See `CaseSource.identity`."""
+        return {"selection": [*map(str, self.selections(session))], "shard": [*session.args.shard]}
+
+    def known(self) -> Sequence[Declaration]:
+        """Return the declarations of the target's file, and those for every target."""
+        return expectations.expected(self.file)
+
+    def perform(self, session: Session, seconds: float, finished: Sequence[Result], listener: Listener) -> Run:
+        """See `CaseSource.perform`."""
+        args, selections = session.args, self.selections(session)
+        request = Request.of_session(
+            session,
+            seconds,
+            selections=selections,
+            shard=args.shard,
+            # A suite and `all` take every variant that the target supports.
+            variants={*(args.variant or ())} - {"all"},
+            fail_on_torch_bugs=args.fail_on_torch_bugs,
+            expected=self.expected,
+            times={result.id: result.seconds for result in self.baseline.results} if self.baseline else {},
+            finished=finished,
+        )
         absent: list[str] = []
-        with Journal(args.reports, self.stem, identity, args.resume) as journal, shown(session.console) as view:
-            request = Request.of_session(
-                session,
-                seconds,
-                selections=selections,
-                shard=args.shard,
-                # A suite and `all` take every variant that the target supports.
-                variants={*(args.variant or ())} - {"all"},
-                fail_on_torch_bugs=args.fail_on_torch_bugs,
-                expected=self.expected,
-                times={result.id: result.seconds for result in self.baseline.results} if self.baseline else {},
-                finished=journal.finished,
-            )
-            listed = lambda catalog: absent.extend(check_names(self.expected_file, catalog))  # noqa: E731
-            outcome = run(session.target, request, Listener(listed, view.start, journal.add, view.add))
-            self.journal = journal
+        listed = lambda catalog: absent.extend(check_names(self.file, catalog))  # noqa: E731
+        outcome = run(session.target, request, replace(listener, listed=listed))
         outcome.notes += absent
-        outcome.seconds = journal.seconds
         outcome.environment["selection"] = _selection(args.suite, selections, args.shard)
         outcome.budgets = self.counted
-        outcome.expectations = str(self.expected_file) if self.expected_file.exists() else ""
         return outcome
-
-    def declare(self, session: Session, run: Run) -> list[str]:
-        """See `Source.declare`."""
-        done = expectations.declare(run, self.expected_file)
-        run.results = expectations.accept(run.results, expectations.expected(self.expected_file))
-        run.expectations = str(self.expected_file)
-        return done
 
     def stale(self, session: Session, run: Run, seconds: float) -> tuple[list[Result], list[str]]:
         """See `Source.stale`."""
@@ -187,7 +187,7 @@ class OpDb(Source):
 
     def keep(self, session: Session, run: Run) -> None:
         """Delete the journal unless `--resume` can use it, and write the baseline if the user accepts the run."""
-        self.journal.discard_after(run, OP_DB, session.resumable)
+        super().keep(session, run)
         if session.args.update_baseline and run.complete and run.results:
             report.accept_run(run, self.baseline_file)
             if self.counted:
@@ -196,12 +196,6 @@ class OpDb(Source):
     def summarize(self, session: Session, run: Run) -> None:
         """See `Source.summarize`."""
         terminal.causes(session.console, run)
-
-    def nothing(self, session: Session, run: Run) -> str:
-        """See `Source.nothing`."""
-        if not run.results and session.seconds < math.inf:
-            return "the time was over before the first case had ended, so nothing was compared: give --minutes more"
-        return f"nothing was compared in {len(run.results)} cases, so nothing passed"
 
 
 def parser() -> Parser:

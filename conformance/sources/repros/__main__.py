@@ -14,7 +14,7 @@ from conformance.record.names import REPROS
 from conformance.record.repro import KINDS, SHOWN, VERDICTS
 from conformance.record.result import UNEXPECTED, Named, Outcome, Result, Run
 from conformance.run import options
-from conformance.run.case_source import AGAIN, CaseSource, Job, JobPool
+from conformance.run.case_source import AGAIN, Job, JobPool, JobSource
 from conformance.run.messages import Death, ExitReason, Limits, Task
 from conformance.run.session import Session, usual
 from conformance.run.session import main as run_command
@@ -36,7 +36,7 @@ class ReproPool(JobPool):
         return super().after_death(task, case, death)
 
 
-class Repros(CaseSource):
+class Repros(JobSource):
     """The source of known bugs."""
 
     title = "known bugs"
@@ -45,20 +45,20 @@ class Repros(CaseSource):
     listed, variants = 20, KINDS
 
     def cases(self, args: argparse.Namespace) -> tuple[list[ReproCase], list[str]]:
-        """See `CaseSource.cases`."""
+        """See `JobSource.cases`."""
         kinds = options.chosen(args.variant or ["all"], KINDS, "variant")
         return select(args.op, kinds), [",".join(args.op or ["all bugs"]), *kinds]
 
     def rows(self) -> Iterable[str]:
-        """See `CaseSource.rows`."""
+        """See `JobSource.rows`."""
         return [case.op for case in load()]
 
     def worst(self, run: Run) -> Sequence[Result]:
-        """See `CaseSource.worst`."""
+        """See `JobSource.worst`."""
         return [result for result in run.repros if result.outcome in UNEXPECTED]
 
     def line(self, result: Result) -> str:
-        """See `CaseSource.line`."""
+        """See `JobSource.line`."""
         assert result.repro is not None  # as for each case of this source
         return f"{result.repro.kind}: {result.op}: {result.repro.title} ({result.repro.known})"
 

@@ -14,7 +14,7 @@ from conformance.record.errors import UsageError
 from conformance.record.footprint import SIZES, mebibytes
 from conformance.record.result import Result, Run
 from conformance.run import options
-from conformance.run.case_source import FLAGS, CaseSource, Job
+from conformance.run.case_source import FLAGS, Job, JobSource
 from conformance.run.messages import Limits
 from conformance.run.session import main as run_command
 from conformance.run.session import usual
@@ -23,7 +23,7 @@ from conformance.sources.sizes import table, tasks
 from conformance.sources.sizes.table import SCALES, SizesCase
 
 
-class SizesCases(CaseSource):
+class SizesCases(JobSource):
     """The source of the table's rows, at one scale."""
 
     title = "sizes"
@@ -31,7 +31,7 @@ class SizesCases(CaseSource):
     job = Job(tasks.described, tasks.run, tasks.MODULES)
 
     def cases(self, args: argparse.Namespace) -> tuple[list[SizesCase], list[str]]:
-        """See `CaseSource.cases`."""
+        """See `JobSource.cases`."""
         if args.scale not in SCALES:
             raise UsageError(f"unknown scale {args.scale!r}: choose one of {', '.join(SCALES)}")
         classes, dtypes = args.classes or [], args.dtype or []
@@ -40,15 +40,15 @@ class SizesCases(CaseSource):
         return cases, [",".join(args.op or ["all rows"]), *classes, *dtypes, *variants, args.scale]
 
     def rows(self) -> Iterable[str]:
-        """See `CaseSource.rows`."""
+        """See `JobSource.rows`."""
         return [row.name for row in table.load()]
 
     def worst(self, run: Run) -> Sequence[Result]:
-        """See `CaseSource.worst`: those that use the largest part of the allowed memory."""
+        """See `JobSource.worst`: those that use the largest part of the allowed memory."""
         return run.footprints
 
     def line(self, result: Result) -> str:
-        """See `CaseSource.line`."""
+        """See `JobSource.line`."""
         of = result.footprint
         assert of is not None
         return (

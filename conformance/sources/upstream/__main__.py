@@ -21,7 +21,7 @@ from conformance.record.names import DTYPES, TEST_FILES, UPSTREAM, nearest
 from conformance.record.result import UNEXPECTED, Outcome, Result, Run
 from conformance.record.sentences import sentence
 from conformance.run import options
-from conformance.run.case_source import AGAIN, CaseSource, Job, JobPool, expectations_file
+from conformance.run.case_source import AGAIN, Job, JobPool, JobSource, expectations_file
 from conformance.run.cases import CaseRun
 from conformance.run.messages import Limits, Task
 from conformance.run.session import Session, usual
@@ -56,7 +56,7 @@ class TestPool(JobPool):
         return [case for file in files for case in found[file.name]]
 
 
-class Upstream(CaseSource):
+class Upstream(JobSource):
     """The source of PyTorch's own tests."""
 
     title = "PyTorch's own tests"
@@ -80,7 +80,7 @@ class Upstream(CaseSource):
         return [Path(file.path) for file in files_of(args.tests)]
 
     def execute(self, session: Session, seconds: float) -> Run:
-        """See `CaseSource.execute`. The page's commands name the files."""
+        """See `JobSource.execute`. The page's commands name the files."""
         run = super().execute(session, seconds)
         run.environment[TEST_FILES] = shlex.join(file.path for file in self.tests)
         return run
@@ -133,11 +133,11 @@ class Upstream(CaseSource):
         refuse(unknown(mine, {"dtype": {*DTYPES, *(case.dtype for case in cases)}}))
 
     def worst(self, run: Run) -> Sequence[Result]:
-        """See `CaseSource.worst`."""
+        """See `JobSource.worst`."""
         return [result for result in run.results if result.outcome in UNEXPECTED]
 
     def line(self, result: Result) -> str:
-        """See `CaseSource.line`."""
+        """See `JobSource.line`."""
         return f"{result.id}: {sentence(result.failures[0]) if result.failures else result.reason}"
 
     def summarize(self, session: Session, run: Run) -> None:
