@@ -64,8 +64,7 @@ class Bug:
     `operators` and `dtypes` must all be there, and the `layer` and the `relation`, each as one of the alternatives
     between slashes. `parts` are the parts of the compiler without which the repro is right. `repro` is the code that
     `selftest/repros.py` runs; empty for a bug that is only recognized. `later` is the version of the drawing after
-    which the report was collected, so that nothing was drawn for it; 0 for reports that were known when programs were
-    designed."""
+    which the report was collected, so that nothing was drawn for it; 0 for a report that was known before."""
 
     number: int
     title: str
