@@ -194,7 +194,7 @@ class TestMain:
         """A target without bugs, and a results file that does not exist, before a script of a bug runs. Regression
         test: the file was read minutes later."""
         assert known_bugs.main(["--target", "tiny"]) == 2
-        assert "no bug of the index shows on tiny; choose from aot_eager" in capsys.readouterr().err
+        assert "no bug of the index shows on tiny; choose from cpu, aot_eager" in capsys.readouterr().err
         words = ["--results", str(tmp_path / "none.json"), "--reports", str(tmp_path)]
         monkeypatch.setattr(known_bugs, "gone_here", lambda bugs: pytest.fail("scripts ran before the file was read"))
         assert known_bugs.main(words) == 2
@@ -203,7 +203,7 @@ class TestMain:
         model.save(Run("compile:aot_eager", drawn=ProgramStats(programs=9)), other)
         assert known_bugs.main(["--results", str(other), "--reports", str(tmp_path)]) == 2
         said = capsys.readouterr().err
-        assert "other.json: no bug of the index shows on compile:aot_eager; choose from aot_eager" in said
+        assert "other.json: no bug of the index shows on compile:aot_eager; choose from cpu, aot_eager" in said
 
     @pytest.mark.parametrize("name", ["failures/a.json", "fuzz-progress.json"])
     def test_damaged_files(self, reports: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
