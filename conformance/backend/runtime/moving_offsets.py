@@ -15,6 +15,8 @@ from tinygrad.dtype import dtypes
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 
+from .moving_sizes import share_sizes
+
 SEPARATE = 2  # kernels of one form with programs of their own
 MOST_OFFSETS = 32  # in one kernel; each is an argument
 LARGEST = 1 << 30  # an offset or size; drivers pass an argument in 32 bits
@@ -25,7 +27,8 @@ _seen: dict[bytes, set[tuple[int, ...]]] = {}  # by form: the offsets of kernels
 
 def share_programs(linear: UOp) -> UOp:
     """A schedule in which a kernel of a known form is a call with bound variables, its offsets."""
-    return linear.replace(src=tuple([_shared(call) if call.src[0].op is Ops.SINK else call for call in linear.src]))
+    calls = [share_sizes(_shared(call)) if call.src[0].op is Ops.SINK else call for call in linear.src]
+    return linear.replace(src=tuple(calls))
 
 
 def numbers_of(call: UOp) -> dict[str, int]:

@@ -92,6 +92,8 @@ class ProgramTable(dict[Key, UOp]):
 
 
 PROGRAMS = ProgramTable(codegen.to_program_cache)
+# By kernel that is about to be generated: the result of the first part of code generation, if `moving_sizes` needed it.
+SIMPLIFIED: dict[UOp, UOp] = {}
 _GENERATE = Patch(
     "tinygrad.codegen:do_to_program",
     "The optimizer's vectorizer fails on some graphs of writes to several views ('bad reshape: () -> (6, 6)').",
@@ -107,7 +109,16 @@ def is_short(graph: UOp, renderer: Any) -> bool:
     """
     if renderer.target.device != "CPU":
         return False
-    return math.prod(int(u.vmax) + 1 for u in graph.toposort() if u.op is Ops.RANGE) <= SHORT
+    return count_turns(graph) <= SHORT
+
+
+def count_turns(graph: UOp) -> int:
+    """The number of turns of the innermost loops of a kernel: of each sum, and of each store."""
+    turns = 0
+    for node in graph.toposort():
+        if node.op is Ops.REDUCE or node.op is Ops.STORE:
+            turns += math.prod([int(r.vmax) + 1 for r in (node.src[0] if node.op is Ops.REDUCE else node).ranges])
+    return turns
 
 
 def generate(graph: UOp, renderer: Any) -> UOp:
@@ -122,7 +133,7 @@ def generate(graph: UOp, renderer: Any) -> UOp:
     start = time.perf_counter()
     try:
         with Context(NOOPT=int(bool(NOOPT) or is_short(graph, renderer))):
-            program = _generate(graph, renderer)
+            program = _generate(SIMPLIFIED.pop(graph, graph), renderer)
     except CompileError:
         raise
     except Exception:
