@@ -54,6 +54,15 @@ WRAPPED_BY_DYNAMO = "torch.manual_seed"
 EIGHTH = sys.float_info.epsilon / 8
 """Vanishes beside 1 where numbers are rounded to the nearest one."""
 
+NUMPY_ERRORS = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
+"""What numpy does at first with floating-point errors."""
+
+
+def numpy_errors() -> dict[str, str]:
+    """Return what numpy does with floating-point errors, also before the call that imports it."""
+    return sys.modules["numpy"].geterr() if "numpy" in sys.modules else NUMPY_ERRORS
+
+
 MODES: Mapping[str, Callable[[], Any]] = {
     "torch.initial_seed()": torch.initial_seed,
     "torch.is_grad_enabled()": torch.is_grad_enabled,
@@ -81,6 +90,7 @@ MODES: Mapping[str, Callable[[], Any]] = {
     "how 1 + 2**-55 and 1 - 2**-55 are rounded": lambda: (1 + EIGHTH, 1 - EIGHTH),
     "os.getcwd()": os.getcwd,
     "gc.isenabled()": gc.isenabled,
+    "numpy.geterr()": numpy_errors,
 }
 """Settings of the process that hold beyond a call. Nothing tells `torch.set_flush_denormal` and the direction of
 rounding, so two of them try these."""
