@@ -73,9 +73,10 @@ class Script:
 
 @dataclass(frozen=True)
 class Finding:
-    """One bug, with both answers in Markdown; `note`, `found_by` and `searched` are in its file only. `mended` is the
-    first release of torch that gives the right answers, and `partly` the first that gives some of them. `searched` has
-    the words, the date and the result of a search for earlier reports."""
+    """One bug, with both answers in Markdown; `note`, `found_by`, `searched` and `reference` are in its file only.
+    `mended` is the first release of torch that gives the right answers, and `partly` the first that gives some of them.
+    `searched` has the words, the date and the result of a search for earlier reports. `reference` is a script that
+    computes the right answer in float64 with torch alone, where the finding's own needs a package."""
 
     name: str
     title: str
@@ -93,6 +94,7 @@ class Finding:
     mended: str = ""
     partly: str = ""
     scripts: Sequence[Script] = field(default_factory=list)
+    reference: Script | None = None
 
     @property
     def anchor(self) -> str:
@@ -105,7 +107,8 @@ def read(path: Path) -> Finding:
     try:
         data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
         scripts = [Script(**script) for script in data.pop("scripts", ())]
-        finding = Finding(path.stem, **data, scripts=scripts)
+        reference = Script(**data.pop("reference")) if "reference" in data else None
+        finding = Finding(path.stem, **data, scripts=scripts, reference=reference)
     except (tomllib.TOMLDecodeError, TypeError) as error:
         raise FindingsError(f"{path.name} is no finding: {error}") from None
     if finding.layer not in (*LAYERS, *PACKAGES):

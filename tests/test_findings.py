@@ -27,7 +27,7 @@ SCRIPTS = [
     for finding in EVERY
     for number, script in enumerate(finding.scripts, 1)
     if not script.needs
-]
+] + [pytest.param(finding.reference, id=f"{finding.name}:reference") for finding in EVERY if finding.reference]
 
 
 class TestScripts:

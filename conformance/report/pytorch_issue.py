@@ -21,7 +21,7 @@ from conformance.record.errors import ReportError
 from conformance.record.files import read
 from conformance.record.repro import KINDS, UNRANKED
 from conformance.report import issue
-from conformance.report.rendering import rendered
+from conformance.report.rendering import fenced, rendered
 from conformance.standalone.script import own_part
 
 FORM = "pytorch-issue"
@@ -54,6 +54,9 @@ MOST_ERROR_WORDS = 8
 SEARCHED = "Searched on {date} in stored public issue threads, which GitHub's own search may exceed. Found: {found}."
 """A search for earlier reports, as a finding's file records it."""
 
+SAME_SCRIPT = "Without a compiler and in float64 (`torch.set_default_dtype(torch.float64)`), the same script prints"
+"""What a float64 reference is, if a file has no lines of its own for it."""
+
 RANDOM = re.compile(r"\brand(n|int|perm)?(_like)?\(|dropout|bernoulli|multinomial|\.(uniform|normal|exponential)_")
 INDICES = re.compile(r"\barg(max|min|sort)\b|\b(max|min|median|mode|topk|sort)\([^)]*\)(\.indices|\[1\])")
 TOLERANCES = re.compile(r"\b(allclose|assert_close|isclose)\([^\n]*\b[ra]tol\s*=")
@@ -64,8 +67,8 @@ class Packet:
     """An issue with all that the form asks for.
 
     `prints` is what the script prints where the bug shows. `ablation` holds what it prints by what runs in place of the
-    backend, and `reference` what it prints in float64 without a compiler. `known` says what a search with `words`
-    found. `environment` is the output of `torch.utils.collect_env`."""
+    backend, and `reference` what the lines that `reference_by` names print in float64. `known` says what a search with
+    `words` found. `environment` is the output of `torch.utils.collect_env`."""
 
     title: str
     kind: str
@@ -81,6 +84,7 @@ class Packet:
     words: tuple[str, ...] = ()
     known: str = ""
     environment: str = ""
+    reference_by: str = SAME_SCRIPT
 
     @property
     def compiled(self) -> bool:
@@ -97,6 +101,8 @@ def find_faults(packet: Packet) -> list[str]:
     """Return what a maintainer would ask for or refuse, empty for a packet that can be filed."""
     lines, code = len(packet.code.strip().splitlines()), packet.code
     random, compiles = RANDOM.search(code), "torch.compile" in code
+    # Other backends do not know Inductor's option. A finding of a compiler also runs with Inductor, for the ablation.
+    inductor = compiles and (packet.compiled or "backend=" not in code)
     claim = f"{packet.title} {packet.text} {code}"
     missing = [name for name in ABLATION if packet.compiled and not packet.ablation.get(name)]
     asked = {
@@ -104,8 +110,9 @@ def find_faults(packet: Packet) -> list[str]:
         f"the script has {lines} lines; at most {MOST_LINES}": lines > MOST_LINES,
         "the script has tolerances of its own": bool(TOLERANCES.search(code)),
         "no float64 reference is printed": packet.kind == "value" and not packet.reference,
-        "the claim is about indices of a maximum or minimum": bool(INDICES.search(claim)),
-        "random numbers without fallback_random": bool(random and compiles and "fallback_random" not in code),
+        # Ties decide no dtype and no stride.
+        "the claim is about indices of a maximum or minimum": packet.kind != "metadata" and bool(INDICES.search(claim)),
+        "random numbers without fallback_random": bool(random and inductor and "fallback_random" not in code),
         f"the ablation lacks {', '.join(missing)}": bool(missing),
         "no version shows it": not packet.versions,
         "no earlier report was searched for": not (packet.words and packet.known),
@@ -136,9 +143,13 @@ def of_finding(path: Path, measured: Mapping[str, Any]) -> Packet:
             words, known = (searched["words"],), SEARCHED.format(**searched)
         text = "\n\n".join(filter(None, (data.get("summary", ""), note.strip())))
         answers = (data.get("expected", ""), data.get("got", ""))
+        reference, by = facts.get(FLOAT64, ""), SAME_SCRIPT
+        if own := data.get("reference"):
+            by = f"In float64 and with torch alone,\n\n{fenced(own['code'].strip(), 'python')}\n\nprints"
+            reference = own["prints"].strip()
         return Packet(
             data["title"], kind, data["layer"], script["code"].strip(), script["prints"].strip(), text, *answers,
-            ablation, facts.get(FLOAT64, ""), tuple(data["versions"]), words, known.strip(),
+            ablation, reference, tuple(data["versions"]), words, known.strip(), reference_by=by,
         )  # fmt: skip
     except FileNotFoundError:
         raise ReportError(f"{path} does not exist; give a file of docs/findings/.") from None

@@ -60,6 +60,16 @@ class TestFaults:
         assert find_faults(replace(WHOLE, layer="torch CPU", ablation={})) == []
         assert find_faults(replace(WHOLE, kind="error", reference="")) == []
 
+    def test_only_inductor_needs_its_own_option(self) -> None:
+        """Another compiler has no fallback_random."""
+        code = 'torch.compile(f, backend="openvino")(torch.rand(2))'
+        assert find_faults(replace(WHOLE, layer="openvino", code=code)) == []
+        assert find_faults(replace(WHOLE, code=code)) == ["random numbers without fallback_random"]
+
+    def test_the_dtype_of_indices_can_be_wrong(self) -> None:
+        """Ties decide which index is right, and not its dtype."""
+        assert find_faults(replace(WHOLE, kind="metadata", code="print(x.max(0).indices.dtype)")) == []
+
 
 class TestForm:
     def test_of_a_finding(self) -> None:
@@ -70,6 +80,12 @@ class TestForm:
         assert fields == ["### 🐛 Describe the bug", "### Error logs", "### Versions"]
         assert "```python\nimport torch" in text and "`aot_eager`:\n\n```\nx\n```" in text and "```\n64\n```" in text
         assert "Seen with torch 2.13.0" in text and "Search for earlier reports: `" in text
+
+    def test_of_a_reference(self) -> None:
+        """Lines of the finding's own, in torch alone, stand in the issue with what they print."""
+        text = render(of_finding(ROOT / "docs/findings/liger-relu-squared-nan.toml", {}))
+        assert "In float64 and with torch alone,\n\n```python\nimport torch\n" in text
+        assert "\n```\n\nprints\n\n```\nnan\n```\n" in text and "Ready: all checks pass." in text
 
     def test_of_a_search(self, tmp_path: Path) -> None:
         """A recorded search gives its words, its date and its result; without it, the search is what the form lacks."""
