@@ -5,20 +5,37 @@
     x.tolist()  # [9.2e-41, 1.0, 2.0], not [1.0, 1.0, 1.0]: bytes of a bool result are written into a float tensor
 
 The last line is a claim: what the backend answers, what torch CPU does, and why. The issue has the claim with the lines
-that it needs. `scripts/packets.py` writes the files.
+that it needs. A table `searched` names the issues that one search for earlier reports was made for. With `issues`, it
+names reports of the same bug, and its claims become no issues. `measured.json` has what the lines of a wrong value
+print on torch CPU in float64. `scripts/packets.py` writes the files.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from conformance.report import pytorch_issue
 from conformance.report.pytorch_issue import WORDS, Packet
+from scripts import findings
+from scripts.pages import PageError
 
 FOLDER = Path("docs/backends")
+MEASURED = FOLDER / "measured.json"
+REFERENCE = "On torch CPU, without a compiler and with float64 in place of other floats, the same lines print"
+ON_TORCH_CPU = (
+    (r"^import torch, .*$", "import torch"),
+    (r"^torch\w+\.\w+\(\)\n", ""),
+    (r'^d = ".*"$', 'd = "cpu"'),
+    (r"\btorch\.(bfloat16|float16|float32)\b", "torch.float64"),
+)
+"""What replaces the lines of a script that load a backend, and the dtypes in it, for a float64 reference."""
 READS = re.compile(r"\w+\.(tolist|cpu|item)\(\)$|\w+$")
 """Lines that only show a tensor: the line before them has the bug."""
 METADATA = re.compile(r"\.(stride|storage_offset)\(\)$|\.(dtype|shape|device|requires_grad)$")
@@ -27,8 +44,12 @@ ERROR = re.compile(r"\b\w*(Error|Failed)\b|INTERNAL ASSERT")
 
 
 def packets_of(path: Path) -> Iterator[tuple[str, Packet]]:
-    """Yield the issues of a backend's file, each with the name of its own file."""
+    """Yield the issues of a backend's file, each with the name of its own file. Raises PageError for a search of
+    unknown claims."""
     data = tomllib.loads(path.read_text(encoding="utf-8"))
+    measured = path.parent / MEASURED.name
+    references = json.loads(measured.read_text(encoding="utf-8")).get(path.stem, {}) if measured.exists() else {}
+    searches = searches_of(path)
     code, versions = data["code"], tuple(part.strip() for part in data["versions"].strip().split(", "))
     backend, lines = versions[0].partition(" ")[0], code.splitlines()
     body = ast.parse(code).body
@@ -37,10 +58,40 @@ def packets_of(path: Path) -> Iterator[tuple[str, Packet]]:
         if not comment:
             continue
         more = _lines_below(lines, statement.end_lineno or 1)
-        start = _first_needed(body, at)
+        block = next((index + 1 for index in reversed(range(at)) if comments[index]), 0)  # after the claim before
+        start = min(_first_needed(body, at), block)
         before = [line for line, said in zip(body[start:at], comments[start:at], strict=True) if not said]
         packet = _packet(backend, versions, data["setup"], before, statement, " ".join([comment, *more]))
-        yield f"{_slug(packet.title)}-{at}.md", packet
+        name = f"{_slug(packet.title)}-{at}"
+        search = searches.pop(name, {})
+        if search:
+            packet = replace(packet, words=(search["words"],), known=pytorch_issue.SEARCHED.format(**search))
+        if "issues" not in search:
+            yield f"{name}.md", replace(packet, reference=references.get(name, ""), reference_by=REFERENCE)
+    if searches:
+        raise PageError(f"{path.name} has searches for {', '.join(searches)}, which no claim has as its name")
+
+
+def searches_of(path: Path) -> dict[str, Mapping[str, Any]]:
+    """Return the search for earlier reports of each claim of a backend's file, by its name."""
+    result = dict[str, Mapping[str, Any]]()
+    for search in tomllib.loads(path.read_text(encoding="utf-8")).get("searched", ()):
+        if {*search} - {"issues"} != {"claims", *findings.SEARCHED}:
+            raise PageError(f"{path.name} has a search with {', '.join(search)}; give claims, words, date, found")
+        result |= dict.fromkeys(search["claims"], search)
+    return result
+
+
+def folder_of(packet: Packet) -> str:
+    """Return the folder of a backend's issues."""
+    return packet.layer.replace("_", "-")
+
+
+def reference_script(code: str) -> str:
+    """Return the script of an issue without the lines that load the backend, and in float64."""
+    for pattern, text in ON_TORCH_CPU:
+        code = re.sub(pattern, text, code, flags=re.MULTILINE)
+    return code
 
 
 def _lines_below(lines: list[str], number: int) -> list[str]:
@@ -123,7 +174,7 @@ def _kind(line: str, got: str, expected: str, text: str) -> str:
         return "error"
     if METADATA.search(line):
         return "metadata"
-    return "aliasing" if ALIASING.search(f"{got} {text}") else "value"
+    return "aliasing" if ALIASING.search(f"{got} {expected} {text}") else "value"
 
 
 def _setup_lines(setup: str, code: str) -> list[str]:

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from conformance.record.repro import KINDS
-from conformance.report.pytorch_issue import ABLATION, FLOAT64, MEASURED, Packet
+from conformance.report.pytorch_issue import ABLATION, FLOAT64, MEASURED, Packet, find_faults
 from conformance.run.script_process import Forks
 from scripts import backend_packets, findings, packets
-from scripts.pages import ROOT
+from scripts.pages import ROOT, PageError
 
 EVERY = findings.read_all(ROOT / findings.FOLDER)
 
@@ -51,9 +51,10 @@ class TestFiles:
                 wanted.setdefault(packets.folder_of(finding), set()).add(f"{finding.name}.md")
         for path in (ROOT / backend_packets.FOLDER).glob("*.toml"):
             rows = dict(backend_packets.packets_of(path))
-            wanted[next(iter(rows.values())).layer.replace("_", "-")] = {*rows}
+            wanted[backend_packets.folder_of(next(iter(rows.values())))] = {*rows}
         folders = [path for path in (ROOT / packets.FOLDER).iterdir() if path.is_dir()]
-        assert {path.name: {file.name for file in path.glob("*.md")} for path in folders} == wanted
+        there = {path.name: {file.name for file in path.glob("*.md")} - {packets.README} for path in folders}
+        assert there == wanted
         assert all({row["file"] for row in table(name)} == files for name, files in wanted.items())
 
     def test_a_stale_or_unwanted_issue_fails_the_check(
@@ -63,7 +64,8 @@ class TestFiles:
         for folder in (findings.FOLDER, packets.FOLDER, backend_packets.FOLDER):
             shutil.copytree(ROOT / folder, tmp_path / folder)
         page = tmp_path / packets.PART.page
-        shutil.copy(ROOT / packets.PART.page, page)
+        for part in (packets.PART, packets.BACKENDS):
+            shutil.copy(ROOT / part.page, tmp_path / part.page)
         assert packets.main(["--check"], tmp_path) == 0
         issue = tmp_path / packets.FOLDER / "pytorch/zeta-large.md"
         issue.write_text("stale")
@@ -79,27 +81,41 @@ class TestFiles:
         page.write_text((ROOT / packets.PART.page).read_text())
         assert packets.main(["--check"], tmp_path) == 1 and "docs/findings.md is stale" in capsys.readouterr().err
 
-    def test_the_page_says_how_many_can_be_filed(self) -> None:
-        """The number of the page is that of the list, and what the others lack is named."""
-        rows = table("pytorch")
-        whole = sum(not row["lacks"] for row in rows)
-        assert f"{whole} of {len(rows)} pass" in " ".join((ROOT / packets.PART.page).read_text().split())
+    def test_the_pages_say_how_many_can_be_filed(self) -> None:
+        """The numbers of both pages and of each folder's README are those of the lists, and what the others lack is
+        named."""
+        whole, lists = dict[str, tuple[int, int]](), (ROOT / packets.FOLDER).glob("*/index.csv")
+        for name in (path.parent.name for path in lists):
+            rows = table(name)
+            whole[name] = sum(not row["lacks"] for row in rows), len(rows)
+            readme = (ROOT / packets.FOLDER / name / packets.README).read_text()
+            assert f" {whole[name][0]} of {whole[name][1]} pass" in readme
+        of_package = {*map(packets.folder_of_layer, findings.PACKAGES)} & {*whole}
+        of_backend = {*whole} - of_package - {packets.PYTORCH}
+        for names, part in (
+            ({packets.PYTORCH}, packets.PART),
+            (of_package, packets.PART),
+            (of_backend, packets.BACKENDS),
+        ):
+            passing, every = (sum(numbers) for numbers in zip(*(whole[name] for name in names), strict=True))
+            assert f" {passing} of {every} pass the checker of the form." in (ROOT / part.page).read_text()
         packet = Packet("t", "error", "torch CPU", "x", "y", versions=("torch 2.15.0",), words=("t",), known="none")
-        assert packets.ready([packet]).endswith("1 of 1 passes the checker of the form.")
+        assert packets.passing([packet]) == "1 of 1 passes the checker of the form."
         unsearched = replace(packet, known="")
-        assert packets.ready([packet, unsearched, replace(unsearched, code="")]).endswith(
+        assert packets.passing([packet, unsearched, replace(unsearched, code="")]) == (
             "1 of 3 passes the checker of the form; 2 lack a search for earlier reports; 1: there is no script."
         )
 
 
 class TestBackends:
     def test_each_claim_has_an_issue_that_can_run(self) -> None:
-        """Each line of docs/backends/*.toml that says what is wrong is an issue of at most 25 lines, which binds each
-        name that it uses."""
+        """Each line of docs/backends/*.toml that says what is wrong, and that no issue reports, is an issue of at most
+        25 lines, which binds each name that it uses."""
         for path in sorted((ROOT / backend_packets.FOLDER).glob("*.toml")):
             rows = [*backend_packets.packets_of(path)]
             code = tomllib.loads(path.read_text())["code"]
-            assert len({name for name, _ in rows}) == len(rows) == len(re.findall(r"\S  # ", code))
+            reported = ["issues" in search for search in backend_packets.searches_of(path).values()]
+            assert len({name for name, _ in rows}) == len(rows) == len(re.findall(r"\S  # ", code)) - sum(reported)
             for name, packet in rows:
                 loose = names_without_a_value(packet.code)
                 assert not loose, (name, loose)
@@ -120,6 +136,77 @@ class TestBackends:
             "import torch, torchvulkan", 'd = "vulkan"', "",
             "x = torch.arange(3.0, device=d)", "x.roll(3, 0).add_(1)", "print(x.tolist())",
         ]  # fmt: skip
+
+    def test_an_issue_has_the_settings_before_its_claim(self) -> None:
+        """Regression test: the issue about uninitialized memory lacked the line that asks for nan."""
+        found = dict(backend_packets.packets_of(ROOT / backend_packets.FOLDER / "opencl.toml"))
+        assert found["empty-tolist-20.md"].code.splitlines()[3:] == [
+            "torch.use_deterministic_algorithms(True)", "print(torch.empty(2, device=d).tolist())",
+        ]  # fmt: skip
+
+    def test_a_wrong_value_has_a_reference(self) -> None:
+        """Each issue of a wrong value, and no other one, has what its lines print on torch CPU in float64."""
+        measured = json.loads((ROOT / backend_packets.MEASURED).read_text())
+        for path in (ROOT / backend_packets.FOLDER).glob("*.toml"):
+            rows = backend_packets.packets_of(path)
+            wrong = {name.removesuffix(".md") for name, packet in rows if packet.kind == "value"}
+            assert {*measured.get(path.stem, {})} == wrong, path.name
+
+    def test_a_reference_needs_no_backend(self) -> None:
+        """The lines that load the backend are gone, and 16-bit floats are float64. The lines run on torch CPU."""
+        code = (
+            'import torch, torchax\ntorchax.enable_globally()\nd = "jax"\n\n'
+            "x = torch.ones(1, dtype=torch.bfloat16, device=d)\nx.add_(2**-20)\nprint(x.item())"
+        )
+        script = backend_packets.reference_script(code)
+        assert script.splitlines()[:3] == ["import torch", 'd = "cpu"', ""]
+        with contextlib.closing(Forks(())) as forks:
+            assert packets.printed(script, "", True, forks) == str(1 + 2**-20)
+
+
+class TestSearches:
+    def test_one_search_serves_several_claims(self, backends: Path) -> None:
+        """The issue has the words and the result. A claim without a search is not ready."""
+        before, after = (replace_searches(backends, text) for text in ("", SEARCH.format(claims='"eq-2", "eq-5"')))
+        faults = ["no earlier report was searched for"]
+        assert all(find_faults(packet)[-1:] == faults for packet in before.values())
+        for name in ("eq-2.md", "eq-5.md"):
+            assert after[name].words == ("torchvulkan eq_",) and "Found: no thread." in after[name].known
+            assert not find_faults(after[name])
+        assert find_faults(after["roll-add-8.md"]) == faults
+
+    def test_a_reported_claim_becomes_no_issue(self, backends: Path) -> None:
+        reported = SEARCH.format(claims='"roll-add-8"') + 'issues = ["owner/name#1"]\n'
+        before, after = (replace_searches(backends, text) for text in ("", reported))
+        assert {*before} - {*after} == {"roll-add-8.md"}
+
+    def test_a_search_of_no_claim_is_refused(self, backends: Path) -> None:
+        """A wrong name of a claim, and an unknown key, are one sentence."""
+        with pytest.raises(PageError, match="has searches for roll-9, which no claim has as its name"):
+            replace_searches(backends, SEARCH.format(claims='"roll-9"'))
+        with pytest.raises(PageError, match="has a search with claims, words, day, found; give claims, words, date"):
+            replace_searches(backends, SEARCH.format(claims='"eq-2"').replace("date", "day"))
+
+
+SEARCH = """
+[[searched]]
+claims = [{claims}]
+words = "torchvulkan eq_"
+date = "2026-11-29"
+found = "no thread"
+"""
+
+
+@pytest.fixture
+def backends(tmp_path: Path) -> Path:
+    """A copy of the claims about torchvulkan."""
+    return Path(shutil.copy(ROOT / backend_packets.FOLDER / "vulkan.toml", tmp_path))
+
+
+def replace_searches(path: Path, text: str) -> dict[str, Packet]:
+    """Replace the searches of a backend's file by this text, and return its issues."""
+    path.write_text(path.read_text().partition("\n[[searched]]")[0] + text)
+    return dict(backend_packets.packets_of(path))
 
 
 def names_without_a_value(code: str) -> set[str]:
