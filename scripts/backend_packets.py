@@ -37,7 +37,7 @@ ON_TORCH_CPU = (
 )
 """What replaces the lines of a script that load a backend, and the dtypes in it, for a float64 reference."""
 READS = re.compile(r"\w+\.(tolist|cpu|item)\(\)$|\w+$")
-"""Lines that only show a tensor: the line before them has the bug."""
+"""Lines that only show a tensor: the newest other line has the bug."""
 METADATA = re.compile(r"\.(stride|storage_offset)\(\)$|\.(dtype|shape|device|requires_grad)$")
 ALIASING = re.compile(r"\bwrit|\blost\b|\bviews?\b|\bits input\b|\bcopies\b")
 ERROR = re.compile(r"\b\w*(Error|Failed)\b|INTERNAL ASSERT")
@@ -138,8 +138,8 @@ def _packet(
     shown = f"print({last})" if isinstance(claim, ast.Expr) else last
     script = [*_setup_lines(setup, "\n".join(map(ast.unparse, [*before, claim]))), "", *map(ast.unparse, before), shown]
     kind = _kind(last, got, expected, text)
-    culprit = ast.unparse(before[-1]) if before and READS.match(last) else last
-    culprit = culprit.partition("\n")[0]
+    lines = [*map(ast.unparse, before), last]
+    culprit = next((line for line in reversed(lines) if not READS.match(line)), last).partition("\n")[0]
     says = f"raises {got}" if kind == "error" and ERROR.match(got) else f"gives {got}" if kind != "crash" else got
     title = f"`{culprit}` {says}" + ("" if expected in ("no error", "an error") else f", not {expected}")
     words = (backend, _operator_of(culprit), WORDS.get(kind, ""))

@@ -137,6 +137,11 @@ class TestBackends:
             "x = torch.arange(3.0, device=d)", "x.roll(3, 0).add_(1)", "print(x.tolist())",
         ]  # fmt: skip
 
+    def test_the_title_names_no_line_that_only_reads(self) -> None:
+        """Regression test: three titles said that `a.cpu()` gives a wrong answer."""
+        found = dict(backend_packets.packets_of(ROOT / backend_packets.FOLDER / "tinygrad.toml"))
+        assert found["add-4.md"].title.startswith("`a.add_(1)` gives [1.0, 1.0], not [0.0, 0.0]")
+
     def test_an_issue_has_the_settings_before_its_claim(self) -> None:
         """Regression test: the issue about uninitialized memory lacked the line that asks for nan."""
         found = dict(backend_packets.packets_of(ROOT / backend_packets.FOLDER / "opencl.toml"))
