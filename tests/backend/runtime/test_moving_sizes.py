@@ -11,6 +11,7 @@ from torch import nn
 
 from conformance.backend.lazy import steps
 from conformance.backend.runtime import moving_sizes, scheduler
+from conformance.backend.runtime.program_cache import PROGRAMS
 from conformance.backend.runtime.progress import PROGRESS
 
 Program = Callable[[int], list[torch.Tensor]]
@@ -71,12 +72,19 @@ FAST: dict[str, Program] = {"sums": sums, "moved": moved, "indexed": indexed, "i
 SLOW: dict[str, Program] = {"layer": layer, "convolved": convolved}
 
 
-def bits(program: Program, monkeypatch: pytest.MonkeyPatch, separate: int) -> list[list[torch.Tensor]]:
-    """The bytes of a program's results at each size, with so many separate programs for each form."""
-    monkeypatch.setattr(moving_sizes, "SEPARATE", separate)
+def forget_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the schedules, programs and forms of earlier tests, which may have the same kernels."""
     monkeypatch.setattr(moving_sizes, "_families", {})
     monkeypatch.setattr(scheduler, "SCHEDULES", scheduler.Schedules())
     steps.reset_state()
+    for known in (PROGRAMS, PROGRAMS._at, PROGRAMS._places):
+        known.clear()
+
+
+def bits(program: Program, monkeypatch: pytest.MonkeyPatch, separate: int) -> list[list[torch.Tensor]]:
+    """The bytes of a program's results at each size, with so many separate programs for each form."""
+    monkeypatch.setattr(moving_sizes, "SEPARATE", separate)
+    forget_programs(monkeypatch)
     torch.manual_seed(0)
     with Context(CACHELEVEL=0):
         return [[x.cpu().contiguous().reshape(-1).view(torch.uint8) for x in program(n)] for n in SIZES]
@@ -84,7 +92,7 @@ def bits(program: Program, monkeypatch: pytest.MonkeyPatch, separate: int) -> li
 
 def differing(program: Program, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many results of a program have other bits with shared programs."""
-    shared = bits(program, monkeypatch, 1)  # first, since a kernel that has a program keeps it
+    shared = bits(program, monkeypatch, 1)
     assert any(family.seen for family in moving_sizes._families.values())
     fixed = bits(program, monkeypatch, 1 << 30)
     return sum(not torch.equal(a, b) for f, s in zip(fixed, shared, strict=True) for a, b in zip(f, s, strict=True))
@@ -117,8 +125,10 @@ class TestValues:
 class TestPrograms:
     """A new size compiles nothing after the first ones."""
 
-    def test_programs_compiled(self) -> None:
-        """Up to 16 terms, sums of all sizes have one form; larger ones are computed in float64."""
+    def test_programs_compiled(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Up to 16 terms, sums of all sizes have one form; larger ones are computed in float64. Regression test: after
+        other tests, whose kernels have the same forms, less was compiled."""
+        forget_programs(monkeypatch)
         compiled = []
         for n in (9, 10, 11, 12, 14, 15):
             x, before = drawn(n, 7), PROGRESS.kernels
@@ -128,8 +138,9 @@ class TestPrograms:
         assert min(compiled[:3]) > 2
         assert compiled[3:] == [0, 0, 0]
 
-    def test_large_kernels_have_programs_of_their_own(self) -> None:
+    def test_large_kernels_have_programs_of_their_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """tinygrad's optimizer needs to know the sizes."""
+        forget_programs(monkeypatch)
         compiled = []
         for n in range(300, 305):
             x, before = drawn(n, 70), PROGRESS.kernels
