@@ -103,12 +103,12 @@ class CaseSource(Source):
         """Return the facts that an interrupted run must have in common with this one, beside target and torch."""
         raise NotImplementedError
 
-    def perform(self, session: Session, seconds: float, finished: Sequence[Result], listener: Listener) -> Run:
+    def run_cases(self, session: Session, seconds: float, finished: Sequence[Result], listener: Listener) -> Run:
         """Run the cases that are not finished; at a stop, return the results so far. Raises TargetError for a target
         that cannot be loaded or has no values."""
         raise NotImplementedError
 
-    def known(self) -> Sequence[Declaration]:
+    def read_declarations(self) -> Sequence[Declaration]:
         """Return the declarations of known findings."""
         return read(self.file)
 
@@ -118,7 +118,7 @@ class CaseSource(Source):
         identity = {"target": session.spec, **self.identity(session), "torch": str(versions.installed())}
         with Journal(args.reports, self.stem, identity, args.resume) as journal, shown(session.console) as view:
             listener = Listener(started=view.start, ended=journal.add, judged=view.add)
-            run = self.perform(session, seconds, journal.finished, listener)
+            run = self.run_cases(session, seconds, journal.finished, listener)
             self.journal = journal
         run.seconds = journal.seconds
         run.expectations = str(self.file) if self.file.exists() else ""
@@ -127,7 +127,7 @@ class CaseSource(Source):
     def declare(self, session: Session, run: Run) -> list[str]:
         """See `Source.declare`."""
         done = expectations.declare(run, self.file)
-        run.results = expectations.accept(run.results, self.known())
+        run.results = expectations.accept(run.results, self.read_declarations())
         run.expectations = str(self.file)
         return done
 
@@ -181,8 +181,8 @@ class JobSource(CaseSource):
         """See `CaseSource.identity`."""
         return {"selection": "; ".join([self.stem, *self.selection])}
 
-    def perform(self, session: Session, seconds: float, finished: Sequence[Result], listener: Listener) -> Run:
-        """See `CaseSource.perform`."""
+    def run_cases(self, session: Session, seconds: float, finished: Sequence[Result], listener: Listener) -> Run:
+        """See `CaseSource.run_cases`."""
         limits = session.limits
         chosen = CaseOptions.of_session(session, seconds, expected=self.expected, finished=finished)
         run = CaseRun(session.target, self.what, chosen, listener).perform(self._run)

@@ -51,7 +51,7 @@ class Family:
     arguments: list[list[int]] = field(default_factory=list)  # for each, the numbers that it replaces, by place
     fixed: dict[int, int] = field(default_factory=dict)  # all other numbers, by place
 
-    def admit(self, numbers: Numbers) -> None:
+    def admit_numbers(self, numbers: Numbers) -> None:
         """Choose the arguments such that the program serves these numbers, too."""
         fits = all(numbers[i] == n for i, n in self.fixed.items())
         if self.seen and fits and all(len({numbers[i] for i in places}) == 1 for places in self.arguments):
@@ -86,7 +86,7 @@ def share_sizes(call: UOp) -> UOp:
         family.separate.append(numbers)
     if numbers in family.separate:
         return call
-    family.admit(numbers)
+    family.admit_numbers(numbers)
     if len(family.arguments) > MOST_SIZES:
         return call
     chosen: dict[tuple[UOp, int], UOp] = {}
@@ -95,7 +95,7 @@ def share_sizes(call: UOp) -> UOp:
         kinds = {_is_float(*places[i]) for i in same}
         if len(kinds) > 1:  # the bits of a float that equal a size
             return call
-        variable = _variable(argument, [n[same[0]] for n in family.seen], numbers[same[0]], kinds == {True})
+        variable = _make_variable(argument, [n[same[0]] for n in family.seen], numbers[same[0]], kinds == {True})
         if variable is None:
             return call
         bound.append(variable.bind(numbers[same[0]]))
@@ -175,7 +175,7 @@ def _is_ordered(kernel: UOp) -> bool:
     return any(node.op is Ops.AFTER for node in kernel.toposort())
 
 
-def _variable(argument: int, seen: Sequence[int], number: int, is_float: bool) -> UOp | None:
+def _make_variable(argument: int, seen: Sequence[int], number: int, is_float: bool) -> UOp | None:
     """The variable of an argument; None if a number is too large for one."""
     if is_float:
         return UOp.variable(f"size{argument}", -(1 << 31), (1 << 31) - 1, dtype=dtypes.int32)

@@ -94,7 +94,7 @@ def check(
         random,
     )
     trial, left = examination(request), Budget.of(request)
-    found = keeping_time_to_shrink(verdicts(trial, request, left), left)
+    found = keep_time_to_shrink(verdicts(trial, request, left), left)
     result = Verdicts(found, trial.operator.name, trial.reference.name, trial.device, request.seed)
     if groups := by_cause(trial, [each.finding for each in reversed(result) if each.finding]):
         result = result.with_causes(groups)
@@ -115,8 +115,8 @@ def check(
     return result
 
 
-def keeping_time_to_shrink(found: Iterable[CheckVerdict], left: Budget) -> Iterator[CheckVerdict]:
-    """Yield verdicts. After the first difference, the checks that follow have less time."""
+def keep_time_to_shrink(found: Iterable[CheckVerdict], left: Budget) -> Iterator[CheckVerdict]:
+    """Yield verdicts. After the first difference, the later checks have less time: it is kept for a smaller script."""
     kept = False
     for verdict in found:
         if verdict.finding and not kept:

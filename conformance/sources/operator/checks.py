@@ -315,12 +315,12 @@ def other_sizes(trial: Examination, call: DrawnCall) -> list[DrawnCall]:
     def rest(call: DrawnCall) -> str:
         return repr(map_leaves(call.values, lambda leaf: (leaf.dtype, leaf.dim()) if torch.is_tensor(leaf) else leaf))
 
-    def sizes(call: DrawnCall) -> str:
+    def sizes_of_call(call: DrawnCall) -> str:
         return str([tensor.shape for tensor in tensors(call.values)])
 
     plan = trial.plan.of(kinds.SAMPLED, kinds.BLOCKS)
-    others = {sizes(other): other for other in plan if rest(call) == rest(other)}
-    return [other for at, other in others.items() if at != sizes(call)][:8]
+    others = {sizes_of_call(other): other for other in plan if rest(call) == rest(other)}
+    return [other for at, other in others.items() if at != sizes_of_call(call)][:8]
 
 
 def renewed(call: DrawnCall) -> dict[str, Any] | None:

@@ -123,7 +123,7 @@ class OpDb(CaseSource):
         args = session.args
         plan.selections_of(args)
         self.file = expectations.file_of(args, expectations.path_for(session.spec))
-        self.expected = self.known()
+        self.expected = self.read_declarations()
         self.baseline_file = args.baseline or report.baseline_for(session.spec)
         wanted = args.baseline and not args.update_baseline  # a first baseline is created by accepting a run
         there = wanted or self.baseline_file.exists()
@@ -139,7 +139,7 @@ class OpDb(CaseSource):
         """See `CaseSource.what`."""
         return OP_DB
 
-    def selections(self, session: Session) -> tuple[Selection, ...]:
+    def choose_selections(self, session: Session) -> tuple[Selection, ...]:
         """Return the selections of the options, of the dtypes that the target holds."""
         profile, seen = session.profile, session.seen
         held = profile.dtypes if profile is not None else None
@@ -148,15 +148,15 @@ class OpDb(CaseSource):
 
     def identity(self, session: Session) -> dict[str, Any]:
         """See `CaseSource.identity`."""
-        return {"selection": [*map(str, self.selections(session))], "shard": [*session.args.shard]}
+        return {"selection": [*map(str, self.choose_selections(session))], "shard": [*session.args.shard]}
 
-    def known(self) -> Sequence[Declaration]:
+    def read_declarations(self) -> Sequence[Declaration]:
         """Return the declarations of the target's file, and those for every target."""
         return expectations.expected(self.file)
 
-    def perform(self, session: Session, seconds: float, finished: Sequence[Result], listener: Listener) -> Run:
-        """See `CaseSource.perform`."""
-        args, selections = session.args, self.selections(session)
+    def run_cases(self, session: Session, seconds: float, finished: Sequence[Result], listener: Listener) -> Run:
+        """See `CaseSource.run_cases`."""
+        args, selections = session.args, self.choose_selections(session)
         request = Request.of_session(
             session,
             seconds,

@@ -112,13 +112,13 @@ class TestValues:
 
     def test_a_wrong_size_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A planted fault: different numbers of a kernel are one argument."""
-        admit = moving_sizes.Family.admit
+        admit = moving_sizes.Family.admit_numbers
 
         def join_all(family: moving_sizes.Family, numbers: moving_sizes.Numbers) -> None:
             admit(family, numbers)
             family.arguments = [[place for places in family.arguments for place in places]]
 
-        monkeypatch.setattr(moving_sizes.Family, "admit", join_all)
+        monkeypatch.setattr(moving_sizes.Family, "admit_numbers", join_all)
         assert differing(lambda n: [drawn(2, n, 6).softmax(1)], monkeypatch) > 0
 
 

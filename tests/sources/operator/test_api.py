@@ -17,7 +17,7 @@ import torch
 import conformance
 from conformance.record.errors import UsageError
 from conformance.run.messages import Death, ExitReason
-from conformance.sources.operator.api import SHRINKING, keeping_time_to_shrink
+from conformance.sources.operator.api import SHRINKING, keep_time_to_shrink
 from conformance.sources.operator.examine import Budget, CheckRequest, examination, verdicts
 from conformance.sources.operator.script import headline
 from conformance.sources.operator.verdict import CheckVerdict
@@ -173,7 +173,7 @@ def test_the_budget_includes_the_time_to_shrink():
     request = CheckRequest(**LIES["values"], near="tests.planted.kernels", checks=["values", "layouts", "blocks"])
     budget = Budget(30.0, [])
     found = [CheckVerdict("empty"), *(verdict for verdict in verdicts(examination(request), request))]
-    left = [(bool(verdict.finding), budget.left) for verdict in keeping_time_to_shrink(found, budget)]
+    left = [(bool(verdict.finding), budget.left) for verdict in keep_time_to_shrink(found, budget)]
     first = [wrong for wrong, _ in left].index(True)
     assert [seconds for _, seconds in left] == [30.0] * first + [30.0 - SHRINKING] * (len(left) - first)
     assert sum(wrong for wrong, _ in left) > 1
