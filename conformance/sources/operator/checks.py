@@ -396,7 +396,7 @@ PROCEDURES: Mapping[str, Procedure] = {
     "dynamic": Procedure(
         transforms.compare_dynamic,
         SIZED,
-        1,
+        3,
         2,
         (*COMPILED, "others"),
         lacks_equality,
