@@ -400,26 +400,32 @@ def as_leaf(leaf: Any) -> Any:
 
 
 def watch_dispatch(call: CheckedCall) -> Iterator[Found]:
-    """Look for forbidden operators among those that a call, or its backward pass, dispatches to."""
+    """Look for forbidden operators among those that a call, or its backward pass, dispatches to. Raises NotJudged if
+    one of the two ends with an error, unless the operator has no backward pass."""
     for place, around in (("it calls", call_plainly), ("its backward pass calls", differentiate_call)):
-        for name in call.ask(observe_dispatch, around):
+        names, seen = call.ask(observe_dispatch, around)
+        for name in names:
             if {name, name.removesuffix("_")} & {*call.forbidden}:  # in place, too
                 yield "forbid", Mismatch("forbid", f"the operators that {place}", f"none named {name}", "a call of it")
                 return
+        if seen.error is not None and not NO_FORMULA.search(seen.error.text):
+            raise NotJudged(f"the operators that {place} were not seen{why_none(seen)}")
 
 
-def observe_dispatch(call: CheckedCall, around: Around) -> list[str]:
-    """Return the names of the operators that a call dispatches to. A mode takes apart what autograd does not see inside
-    an operator of a library, and the profiler sees calls for which the operator has disabled modes."""
+def observe_dispatch(call: CheckedCall, around: Around) -> tuple[list[str], Observation]:
+    """Return the names of the operators that a call dispatches to, and its answer. A mode takes apart what autograd
+    does not see inside an operator of a library, and the profiler sees calls for which the operator has disabled
+    modes."""
     names: dict[str, None] = {}
 
     def call_watched(function: Function, inputs: dict[str, Any]) -> Any:
         device = call.device.device.type if call.device else "cpu"
-        with torch.autograd.profiler.profile() as profile, Watched(device) as mode:
-            result = around(function, inputs)
-        names.update(mode.names)
-        names.update(dict.fromkeys(event.name for event in profile.function_events or ()))
-        return result
+        try:
+            with torch.autograd.profiler.profile() as profile, Watched(device) as mode:
+                return around(function, inputs)
+        finally:
+            names.update(mode.names)
+            names.update(dict.fromkeys(event.name for event in profile.function_events or ()))
 
-    observe_where_it_runs(call, call.inputs, None, call_watched)
-    return [*names]
+    seen = observe_where_it_runs(call, call.inputs, None, call_watched)
+    return [*names], seen

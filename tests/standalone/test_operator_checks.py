@@ -9,7 +9,7 @@ import signal
 import pytest
 import torch
 
-from conformance.standalone.derivative_checks import compare_gradients
+from conformance.standalone.derivative_checks import compare_gradients, watch_dispatch
 from conformance.standalone.operator_checks import (
     CheckedCall,
     NotJudged,
@@ -125,6 +125,23 @@ class TestOtherChecks:
 
         with pytest.raises(NotJudged, match=said):
             found(compare_gradients, torch.relu, refuse)
+
+    def test_operators_of_a_pass_with_an_error(self):
+        """Regression test: a backward pass that ended before it called the forbidden operator passed."""
+
+        def refuse(grad):
+            raise RuntimeError("no such thing")
+
+        def relu(x):
+            result = torch.relu(x)
+            if result.requires_grad:
+                result.register_hook(refuse)
+            return result
+
+        assert found(watch_dispatch, torch.relu, forbidden=["aten::relu"]) == ["forbid"]
+        assert found(watch_dispatch, torch.relu, forbidden=["aten::tanh"]) == []
+        with pytest.raises(NotJudged, match="its backward pass calls were not seen: RuntimeError: no such thing"):
+            found(watch_dispatch, relu, forbidden=["aten::tanh"])
 
     def test_vmap(self):
         assert found(compare_vmap, torch.relu) == []

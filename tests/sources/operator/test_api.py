@@ -23,7 +23,7 @@ from conformance.sources.operator.script import headline
 from conformance.sources.operator.verdict import CheckVerdict
 from tests.planted import kernels
 from tests.planted.kernels import CORRECT, LIES
-from tests.sources.operator.judged import judge
+from tests.sources.operator.judged import judge, print_in_new_process
 
 
 class Lazy(torch.Tensor):
@@ -268,7 +268,17 @@ class TestForbid:
             conformance.check(lambda x: x.softmax(-1), **request)
         with pytest.raises(AssertionError, match="expected none named aten::_softmax, got a call of it"):
             conformance.check(kernels.library_softmax, **request)
-        assert conformance.check(lambda x: x.exp() / x.exp().sum(-1, keepdim=True), **request)[0].compared
+
+    def test_an_operator_without_it_passes(self):
+        """Forwards and backwards."""
+        code = (
+            "import torch; from tests.sources.operator.judged import judge\n"
+            "softmax = lambda x: x.exp() / x.exp().sum(-1, keepdim=True)\n"
+            f"request = {{'inputs': {self.INPUTS!r}, 'checks': ['forbid'], 'forbid': ['aten::_softmax']}}\n"
+            "verdict = judge(softmax, reference=lambda x: x.softmax(-1), **request)['forbid']\n"
+            "print(verdict.finding, verdict.compared > 0)"
+        )
+        assert print_in_new_process(code, []) == "None True"
 
     @pytest.mark.parametrize(
         ("name", "said"),

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from conformance.sources.operator.checks import PROCEDURES
@@ -14,6 +10,7 @@ from conformance.sources.operator.table import CHECKS
 from conformance.standalone import derivative_checks
 from tests.planted.honest import HONEST
 from tests.planted.wrong import WRONG
+from tests.sources.operator.judged import print_in_new_process
 
 
 def found(described, checks) -> set[str]:
@@ -47,26 +44,22 @@ def test_a_wrong_kernel_is_found(name):
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, FAST))])
 def test_a_wrong_gradient_is_found(part):
-    """In a process of its own: autograd refuses to run in a fork of one whose backward pass has used a device, as that
-    of other tests does."""
+    """By the check that it names."""
     code = (
         "import sys; from tests.sources.operator.test_wrong_kernels import WRONG, found\n"
         "print([name for name in sys.argv[1:] if WRONG[name][1] in found(WRONG[name][0], [WRONG[name][1]])])"
     )
-    names, root = GRADIENTS[part::FAST], Path(__file__).parents[3]
-    done = subprocess.run([sys.executable, "-c", code, *names], cwd=root, capture_output=True, text=True, check=False)
-    assert names and done.stdout.strip() == str(names), done.stderr
+    names = GRADIENTS[part::FAST]
+    assert names and print_in_new_process(code, names) == str(names)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HONEST)
 def test_a_right_kernel_passes(name):
-    """No usual check finds a difference. In a process of its own, as gradients need it."""
+    """No usual check finds a difference."""
     code = (
         "import sys; from tests.planted.honest import HONEST\n"
         "from tests.sources.operator.test_wrong_kernels import found\n"
         "print(found(HONEST[sys.argv[1]], None))"
     )
-    words, root = [sys.executable, "-W", "ignore", "-c", code, name], Path(__file__).parents[3]
-    done = subprocess.run(words, cwd=root, capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "set()", done.stdout + done.stderr
+    assert print_in_new_process(code, [name]) == "set()"
