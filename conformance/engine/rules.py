@@ -1,4 +1,4 @@
-"""Rules for answers of torch CPU that decide nothing: special values, ties, the spread of a nan, large roundings.
+"""Results that PyTorch leaves open: ties, NaN propagation, signed zeros, large rounding errors.
 
 Defines `RULES`. A subject names the rules that hold for it. Each rule marks the elements of a result or gradient that
 are open, and the target may differ there. An op that may spread a nan over its result still may not drop one.

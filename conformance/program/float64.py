@@ -119,8 +119,8 @@ class JudgedProgram(ProgramSubject):
         """Return the answers in float64 with each rounded result of a step moved by one unit in the last place.
 
         The unit is that of the result's own dtype. The runs move all results up, all down, and twice at random. If this
-        changes the answer much, or flips a decision, rounding explains the difference. A result that is observed to be
-        equal on both sides is not moved, but takes its rounded value. Return no answers if a moved step fails."""
+        changes the answer much, or flips a decision, rounding explains the difference. Results that agree on torch CPU
+        and the target are kept; only the others are moved. Return no answers if a moved step fails."""
         if self.program.given:  # one call, without intermediate results
             return ()
         program = concerning(self.program, subjects_of(mismatches))

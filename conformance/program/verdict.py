@@ -98,8 +98,9 @@ class Verdict:
         return self.lazy_only and self.bad_step is None
 
 
-WATCHED = "a program that means something else when nobody looks between its steps"
-"""Reason to skip a program whose meaning depends on observations between its steps (`CpuAnswer.same_unwatched`)."""
+WATCHED = "a program whose result depends on whether tensors are inspected between steps"
+"""Reason to skip a program, since a target that runs it as one function inspects nothing on the way
+(`CpuAnswer.same_unwatched`)."""
 
 UNCAPTURED = "a program from which the compiler received nothing"
 """Reason to skip a program that ran in plain Python: no compiled code was compared."""

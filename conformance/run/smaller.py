@@ -210,9 +210,10 @@ class Minimizer:
     """Minimization of one finding with mismatches.
 
     If the finding also shows on PyTorch without the backend, so must each smaller program. Otherwise each smaller
-    program must have a mismatch that does not show there. If the last layer of a target is slow, the trials run on the
-    first layer that shows the failure, unless the result does not fail on the target. A finding of a drawn program may
-    end as another operator's, which the program's own step calls; a finding that names its passes keeps its operator.
+    program must keep a mismatch that PyTorch without the backend does not have. If the last layer of a target is slow,
+    the trials run on the first layer that shows the failure, unless the result does not fail on the target. A finding
+    of a drawn program may end as another operator's, which the program's own step calls; a finding that names its
+    passes keeps its operator.
     """
 
     trials: ShrinkTrials

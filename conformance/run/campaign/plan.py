@@ -22,7 +22,7 @@ from conformance.run.campaign.numbered import NumberedPrograms
 from conformance.run.messages import Limits
 
 SHARD = 20
-"""Programs in a shard. The death of a worker costs at most this number."""
+"""Number of programs in a shard. If a worker crashes, at most this many programs run again."""
 
 HANGS = 2
 """Number of programs that may each use up the compile limit in a step of one op. After them, compiling that op's

@@ -93,9 +93,9 @@ def _integers(low: int, high: int) -> st.SearchStrategy[int]:
 class Drawing:
     """The arguments of `programs` as a picklable value, which workers receive. If `biased` is False, every family and
     operand has the same probability; this serves as a baseline for comparison. op_db's entries do not call operators in
-    `lacking`, which holds dispatcher names. With `compiled`, some programs are of topics of functions, which compilers
-    get wrong; without it, only those that `only` asks for. Programs avoid the `traits`, which
-    `unsupported_traits` returns.
+    `lacking`, which holds dispatcher names. `compiled=True` also draws whole functions that compilers tend to
+    miscompile, for example views returned next to their base; otherwise only `only` draws them. Programs avoid the
+    `traits`, which `unsupported_traits` returns.
 
     Raises DrawingError for a family or dtype that does not exist, and if no program has a step of a family of
     `only`."""

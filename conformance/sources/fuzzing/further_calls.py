@@ -25,7 +25,8 @@ CHANGED_EVERY = 3
 
 RESTARTED = 0.5
 """Share of the calls with a changed property before which the function is compiled anew, as in a new process, on a
-target that saves graphs. What a saved graph depends on must be part of its key, as it must be guarded in a process."""
+target that saves graphs. Everything that a saved graph depends on must be in its cache key, as guards ensure within one
+process."""
 
 STATES = ("no_grad", "default_dtype:float64", "whole_autocast:bfloat16", "inference_mode", "deterministic")
 """Global states around a call."""

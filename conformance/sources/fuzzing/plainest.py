@@ -1,6 +1,7 @@
-"""The plainest program that has a drawn step as its last one, with as few steps before it as possible.
+"""Finds the shortest program that ends with a given step.
 
-Defines `subject_of` and `program_with`. The program depends on the step's name and on the dtypes alone.
+`conformance init` tries each step of the table with such a program. Defines `subject_of` and `program_with`. The
+program depends on the step's name and on the dtypes alone.
 """
 
 from __future__ import annotations

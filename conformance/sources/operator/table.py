@@ -59,7 +59,7 @@ CHECKS: Mapping[str, Check] = {
     "second": Check("second derivatives are those of the reference, if both have them", "second"),
     "forward_mode": Check("derivatives of forward mode are those of the reference, if both have them", "forward_mode"),
     "backward": Check("a second pass, a write to the result, and autocast do not change gradients", "backward"),
-    "cotangents": Check("they do not depend on the strides of the gradient of the result", "cotangents"),
+    "cotangents": Check("gradients are the same for contiguous and strided `grad_output`", "cotangents"),
     "gradcheck": Check("gradients agree with finite differences, if the reference has none", "gradcheck"),
     "fake": Check("the fake kernel gives the metadata of the real results", "fake"),
     "symbolic": Check("the same with symbolic sizes, also at other sizes", "symbolic"),

@@ -1,7 +1,7 @@
 """Several calls of an op as one function, which a target compiles once.
 
 Defines `passing`. A compiler takes about a second for each function, and hardly more for a function of several calls.
-A call that is right in a batch has passed. A call without that proof is compiled alone, and that run alone decides.
+A call that is right in a batch has passed. Calls that fail in a batch are compiled one by one; only that result counts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Memory beside the operands of a call, which torch CPU must neither read nor write.
+"""Guard bytes around operands: detects calls for which torch CPU reads or writes out of bounds.
 
-Defines `faults`. The call runs on torch CPU once more, and each operand lies in the middle of a larger storage. If the
-answer differs, or a cell beside an operand has changed, torch CPU has no answer for the call.
+Defines `faults`. For example, with a changed index, a kernel that checks no bounds reads what lies behind its operand.
+So the call runs on torch CPU once more, with each operand in the middle of a larger storage. If the answer differs, or
+an element beside an operand has changed, torch CPU has no answer for the call.
 """
 
 from __future__ import annotations
