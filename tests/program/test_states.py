@@ -91,6 +91,11 @@ class TestWithin:
         assert within((name,), "cpu", call) == answer
         assert call() != answer or name == "no_grad"
 
+    @pytest.mark.parametrize("name", sorted(STATES))
+    def test_an_empty_answer_passes(self, name):
+        """A call may have nothing to say, such as one that should warn and does not."""
+        assert within((name,), "cpu", list) == []
+
     def test_threads_are_as_many_as_it_says(self):
         """The number of threads is set, whatever the process started with."""
         assert [within((name,), "cpu", torch.get_num_threads) for name in ("threads:1", "threads:2")] == [1, 2]

@@ -126,16 +126,18 @@ def in_vmap(call: Callable[[], Any]) -> Any:
 
 def in_vjp(call: Callable[[], Any]) -> Any:
     """Return the result of the call in a level of grad in which no tensor is a primal."""
-    results = []
+    results: list[Any] = []
+
+    def of_tensors() -> bool:
+        parts = results[0] if isinstance(results[0], (tuple, list)) else (results[0],)
+        return bool(parts) and all(isinstance(part, torch.Tensor) for part in parts)
 
     def level(tensor: torch.Tensor) -> Any:
         results.append(call())
-        tensors = results[0] if isinstance(results[0], (tuple, list)) else (results[0],)
-        return results[0] if all(isinstance(part, torch.Tensor) for part in tensors) else tensor
+        return results[0] if of_tensors() else tensor
 
     result = torch.func.vjp(level, torch.zeros(()))[0]
-    tensors = results[0] if isinstance(results[0], (tuple, list)) else (results[0],)
-    return result if all(isinstance(part, torch.Tensor) for part in tensors) else results[0]
+    return result if of_tensors() else results[0]
 
 
 def global_state() -> list[Any]:
