@@ -152,9 +152,8 @@ def arbitrate(
     Only floating values, gradients and storages can be arbitrated; with any other mismatch, all remain. A
     mismatch is acquitted in one of two cases. First, each element of the target agrees with the truth or with CPU, by
     the rule and tolerances of `compare`, and its largest error does not exceed CPU's. Second, each element lies, within
-    the tolerances, between the truth and the runs in `swayed`, whose intermediate rounded results were moved. If all
-    are acquitted, none remain. Otherwise all remain, and their details state both errors if CPU's is not 0. `names` are
-    those of the two sides in a detail.
+    the tolerances, between the truth and the runs in `swayed`, whose intermediate rounded results were moved. The
+    others remain, and their details state both errors if CPU's is not 0. `names` are the sides' names in a detail.
 
     If `symmetric`, neither side is the reference. Then a mismatch is acquitted if each side agrees with the truth or
     with the runs in `swayed`, or if both are about as far from the truth.
@@ -162,7 +161,7 @@ def arbitrate(
     The truth is first rounded to the requested dtype. A value that overflows in that dtype must overflow; a value that
     overflows only in an intermediate result must not.
     """
-    judged = []
+    remaining = []
     for mismatch in mismatches:
         sides = [subject(mismatch, observation) for observation in (expected, actual, truth)]
         if mismatch.oracle not in ARBITRATED or any(side is None for side in sides):
@@ -180,15 +179,15 @@ def arbitrate(
             neither = differing(right, got, False, tolerance) & differing(want, got, False, tolerance)
             no_farther = not bool(neither.any()) and errors[1] <= errors[0]
             acquitted = no_farther or lies_between(right, got, mismatch, swayed, tolerance)
+        if acquitted:
+            continue
         note = ""
         if errors[0] or symmetric:
             first, second = ("the other answer", "this one") if symmetric else names
             cpu, target = map(in_tolerances, errors)
             note = f"against the answer in float64, {first} is off by {cpu} and {second} by {target}"
-        judged.append(
-            (acquitted, dataclasses.replace(mismatch, detail="; ".join(filter(None, (mismatch.detail, note)))))
-        )
-    return [] if all(right for right, _ in judged) else [mismatch for _, mismatch in judged]
+        remaining.append(dataclasses.replace(mismatch, detail="; ".join(filter(None, (mismatch.detail, note)))))
+    return remaining
 
 
 def lies_between(

@@ -100,7 +100,7 @@ class TestJudged:
         assert (verdict.passed, verdict.arbitrated) == (True, False)
 
     def test_a_later_fault_is_the_first_bad_step(self) -> None:
-        """A step that only rounds less is not the first bad step."""
+        """A step that only rounds less is not the first bad step, and its result is no finding beside another."""
 
         class Tripling(Other):
             @contextlib.contextmanager
@@ -109,7 +109,7 @@ class TestJudged:
                     yield
 
         verdict = judge_program(program(LOGSUMEXP, Step("mul", (t("b"), 2), out=("c",))), Tripling("logsumexp", once))
-        assert verdict.bad_step == 2
+        assert (verdict.bad_step, [mismatch.where for mismatch in verdict.mismatches]) == (2, ["c"])
 
 
 def further(units: float) -> Callable[[torch.Tensor], torch.Tensor]:
