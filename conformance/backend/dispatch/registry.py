@@ -23,6 +23,7 @@ from tinygrad.uop.ops import UOp
 
 from ..lazy import calls, constant_writes
 from ..lazy.dtypes import COMPUTED, opmath
+from ..lazy.loop_rerolling import note_number
 from ..runtime import memory, recording
 from ..runtime.torch_compat import OpOverload
 from .tensors import Spec, cast, constant
@@ -280,7 +281,9 @@ def operand(ctx: Context, place: int | str, argument: Any, dtype: DType) -> Any:
             return constant(argument, dtype)
         if argument in seen:
             return constant(argument, dtype)
-        return ctx.data(np.array([argument], dtype=np.float64 if dtype is dtypes.float64 else np.float32)).reshape(())
+        number = np.array([argument], dtype=np.float64 if dtype is dtypes.float64 else np.float32)
+        value = ctx.data(number).reshape(())
+        return value if ctx.rehearsal is not None else note_number(value, number.item())
     if isinstance(argument, (bool, int, float)):
         return constant(argument, dtype)
     return argument

@@ -40,6 +40,13 @@ FARTHEST = 4
 FEW_TURNS = 16
 NO_VALUES: dict[UOp, int] = {}
 
+
+class Changing(float):
+    """A number that is data, since it has changed between calls: a constant would need a new compiled kernel."""
+
+
+_CHANGING: weakref.WeakKeyDictionary[UOp, Changing] = weakref.WeakKeyDictionary()
+
 Number = float | int | bool
 Table = Callable[[list[Number], Any], UOp]  # the numbers as a realized value of a dtype
 
@@ -52,12 +59,18 @@ def strided_read(flat: UOp, size: Ints, stride: Ints, offset: int) -> UOp:
     return value
 
 
+def note_number(value: UOp, number: float) -> UOp:
+    """Register the memory that holds a number, so that a loop takes it for one, and return it."""
+    _CHANGING[value] = Changing(number)
+    return value
+
+
 class Expression(NamedTuple):
     """A value as elementwise work on reads of flat values."""
 
     steps: tuple[tuple[Any, ...], ...]  # in order, with operands by place; equal for two turns of a loop
     starts: tuple[int, ...]  # start of each read
-    numbers: tuple[Number, ...]  # the constants
+    numbers: tuple[Number, ...]  # the constants, and the numbers that are data
 
 
 class _TooLarge(Exception):
@@ -87,6 +100,9 @@ def _expression(value: UOp, count: int, earlier: dict[UOp, int] = NO_VALUES) -> 
         elif read is not None:
             starts.append(read[3])
             step = ("read", *read[:3])
+        elif node in _CHANGING:
+            numbers.append(_CHANGING[node])
+            step = ("number", node.dtype)
         elif node.op is Ops.CONST and node.dtype not in dtypes.weaks:
             numbers.append(node.val)  # type: ignore[arg-type]
             step = ("number", node.dtype)
@@ -208,8 +224,10 @@ class _Run:
         for kind, *of in turns[0].steps:
             if kind == "number":
                 values = list(next(numbers))
-                equal = all(repr(x) == repr(values[0]) for x in values)
-                operands.append(UOp.const(values[0], of[0]) if equal else table(values, of[0]).reshape((len(turns), 1)))
+                if all(repr(x) == repr(values[0]) for x in values):
+                    values = values[:1]
+                constant = len(values) == 1 and not isinstance(values[0], Changing)
+                operands.append(UOp.const(values[0], of[0]) if constant else table(values, of[0]).reshape((-1, 1)))
             elif kind == "read":
                 start, move = next(starts)
                 count = len(turns) if move else 1

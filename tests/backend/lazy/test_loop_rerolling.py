@@ -257,6 +257,24 @@ class TestRecurrences:
             assert torch.equal(x.cpu(), a)
         assert sum(rolled) >= 20
 
+    @pytest.mark.parametrize("queued", [True, False])
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize("change", [0.0, 0.125], ids=["one number", "another number each turn"])
+    def test_numbers_that_are_data(self, change: float, dtype: torch.dtype, queued: bool) -> None:
+        """Regression test: once three numbers had been multiplied by, a further one was memory of its own in each turn,
+        and no recurrence became a kernel."""
+        rolled = []
+        a, _ = both((24, 3), dtype)
+        x = a.to("tiny")
+        with built(rolled), queue(queued):
+            for number in (0.25, 0.375, 0.5, 0.625):
+                (x * number).cpu()
+            for t in (a, x):
+                for i in range(2, 24):
+                    t[i] = t[i - 1] * (0.75 + change * i)
+            assert torch.equal(x.cpu(), a)
+        assert sum(rolled) >= 20
+
     @pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool, torch.float16, torch.bfloat16], ids=str)
     def test_dtypes(self, dtype: torch.dtype) -> None:
         """The value of each iteration is rounded, or wraps, like a stored one."""
