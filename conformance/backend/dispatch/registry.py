@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 from tinygrad.dtype import DType, dtypes
-from tinygrad.uop.ops import UOp
+from tinygrad.uop.ops import Ops, UOp
 
 from ..lazy import calls, constant_writes
-from ..lazy.dtypes import COMPUTED, opmath
+from ..lazy.dtypes import COMPUTED, TORCH, opmath
 from ..lazy.loop_rerolling import note_number
 from ..runtime import memory, recording
 from ..runtime.torch_compat import OpOverload
@@ -211,6 +211,16 @@ They do not round it to their dtype (`original_scalar_value` in ATen's BinaryOps
 """
 
 
+ROUNDS_NUMBERS = frozenset({
+    *("add.Tensor", "sub.Tensor", "rsub.Tensor", "rsub.Scalar", "hardshrink", "remainder.Tensor", "fmod.Tensor"),
+    *("remainder.Scalar_Tensor", "pow.Tensor_Tensor", "pow.Scalar", "xlogy.Tensor", "xlogy.Scalar_Self"),
+    *("xlogy.Scalar_Other", "special_xlog1py", "special_xlog1py.self_scalar", "special_xlog1py.other_scalar"),
+    *(f"{name}.{kind}" for name in ("eq", "ne", "lt", "gt", "le", "ge") for kind in ("Tensor", "Scalar")),
+})  # fmt: skip
+"""Operators whose Python numbers torch CPU rounds to the dtype of the operands: in float16, 0.1 equals the rounded 0.1.
+The other operators compute with the number itself."""
+
+
 def pointwise(table: dict[str, Callable[..., UOp]], promote: str = "result") -> None:
     """Register elementwise functions: tensors and numbers arrive as values in one dtype, already promoted."""
     for name, function in table.items():
@@ -218,12 +228,31 @@ def pointwise(table: dict[str, Callable[..., UOp]], promote: str = "result") -> 
             name, keep_floats=False, elementwise=True, deferrable=True,
             number_dtype=lambda ctx: opmath(PROMOTE[promote](ctx)),
         )  # fmt: skip
-        register(_pointwise(function, PROMOTE[promote], 1 if name in NUMBER_SECOND else None))
+        number_at = 1 if name in NUMBER_SECOND else None
+        register(
+            _pointwise(function, PROMOTE[promote], number_at, rounded_operand if name in ROUNDS_NUMBERS else operand)
+        )
+
+
+def rounded_operand(ctx: Context, place: int | str, argument: Any, dtype: DType) -> Any:
+    """The same as `operand`, with a number rounded to the promoted dtype of the operands."""
+    ready, promoted = operand(ctx, place, argument, dtype), ctx.common_dtype()
+    if not isinstance(argument, (int, float)) or isinstance(argument, bool) or opmath(promoted) is promoted:
+        return ready
+    if ready.op is Ops.CONST:
+        return constant(round_number(argument, promoted), dtype)
+    return cast(cast(ready, promoted), dtype)
+
+
+def round_number(number: float, dtype: DType) -> float:
+    """A number rounded to a float dtype; beyond its range, an infinity."""
+    return torch.tensor(number, dtype=TORCH[dtype], device="cpu").item()
 
 
 def _pointwise(
-    function: Callable[..., UOp], dtype_of: Callable[[Context], DType], number_at: int | None
-) -> ValueFunction:
+    function: Callable[..., UOp], dtype_of: Callable[[Context], DType], number_at: int | None,
+    operand: Callable[[Context, int | str, Any, DType], Any],
+) -> ValueFunction:  # fmt: skip
     def compute(ctx: Context, *args: Any, **kwargs: Any) -> UOp:
         promoted = dtype_of(ctx)
         dtype = opmath(promoted)

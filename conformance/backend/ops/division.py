@@ -13,7 +13,7 @@ from tinygrad.dtype import dtypes
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import UOp
 
-from ..dispatch.registry import Context, Declined, operand, pointwise, value
+from ..dispatch.registry import Context, Declined, operand, pointwise, rounded_operand, value
 from ..lazy.dtypes import opmath
 from ..runtime import expressions, memory, recording, scheduler
 from . import elementary as e
@@ -263,7 +263,7 @@ def pow_scalar(ctx: Context, x: UOp, exponent: float) -> UOp:
     # The CPU has no shortcut for roots of float16: there pow(-inf, 0.5) is inf, and pow(-0.0, 0.5) is 0.0.
     if short is not None and not (ctx.out.computed is dtypes.float16 and abs(exponent) == 0.5):
         return short(x)
-    return e.power(x, operand(ctx, 1, float(exponent), dtype))
+    return e.power(x, rounded_operand(ctx, 1, float(exponent), dtype))
 
 
 def power(base: UOp, exponent: UOp) -> UOp:

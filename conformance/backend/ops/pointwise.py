@@ -16,7 +16,7 @@ import torch
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import UOp
 
-from ..dispatch.registry import ROWS, Context, pointwise, value
+from ..dispatch.registry import ROWS, Context, pointwise, round_number, value
 from ..dispatch.schema_kernels import FunctionalOverload, find
 from ..dispatch.tensors import cast, constant
 from ..lazy.dtypes import opmath
@@ -216,7 +216,9 @@ def logit(ctx: Context, x: UOp, eps: float | None = None) -> UOp:
     kept = ctx.out.computed
     x = cast(cast(x, kept), dtype)
     if eps is not None:
-        x = (x < eps).where(eps, (x > 1 - eps).where(1 - eps, x))
+        eps = round_number(eps, kept)
+        most = round_number(1 - eps, kept)
+        x = (x < eps).where(eps, (x > most).where(most, x))
     rest = cast(cast(subtract(1.0, x), kept), dtype)
     return e.log(cast(cast(divide(x, rest), kept), dtype))
 

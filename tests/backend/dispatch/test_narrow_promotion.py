@@ -40,3 +40,32 @@ def test_one_divisor_is_a_number(mode):
         expected = torch.div(dividend, divisor, rounding_mode=mode)
         actual = torch.div(dividend.to("tiny"), divisor.to("tiny"), rounding_mode=mode).cpu()
         assert actual.tolist() == expected.tolist()
+
+
+NUMBERED = {
+    **{name: lambda x, n, name=name: getattr(torch, name)(x, n) for name in (
+        "add", "sub", "rsub", "mul", "div", "floor_divide", "remainder", "fmod", "pow", "xlogy", "eq", "ne", "lt", "le",
+        "gt", "ge", "clamp_min",
+    )},
+    "number of a remainder": lambda x, n: torch.remainder(n, x),
+    "base of a power": lambda x, n: torch.pow(n, x),
+    "sub(alpha=)": lambda x, n: torch.sub(x, x.flip(0), alpha=n),
+    "add_": lambda x, n: x.clone().add_(n),
+    "hardshrink": torch.nn.functional.hardshrink,
+    "leaky_relu": torch.nn.functional.leaky_relu,
+    "lerp": lambda x, n: torch.lerp(x, x.flip(0), n),
+    "logit": lambda x, n: torch.logit(x, n / 4),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=["float16", "bfloat16"])
+@pytest.mark.parametrize("name", NUMBERED)
+def test_numbers_are_rounded_first(name, dtype):
+    """Regression test: a half that holds 0.1 was not equal to 0.1, and `x % 0.1` was off by 0.1. mul, div and some more
+    compute with the number itself. From the fourth number on, a number is data and no constant."""
+    x, call = torch.arange(1, 65, dtype=dtype) / 64, NUMBERED[name]
+    for number in (0.1, 0.3, 0.7, 0.013, 1 / 3, 0.9):
+        x[:4] = number
+        expected, actual = call(x, number), call(x.to("tiny"), number).cpu()
+        exact = name not in ("xlogy", "lerp", "logit")  # which round their steps on torch CPU
+        torch.testing.assert_close(actual, expected, rtol=0 if exact else 2 * torch.finfo(dtype).eps, atol=0)
