@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from conformance.program.steps.hazards import CELLS
-from conformance.run.campaign.tally import Tally
+from conformance.run.campaign.drawing_counts import Tally
 from conformance.sources.fuzzing.drawing import Drawing
 from conformance.sources.fuzzing.kinds import HAZARDS, kind_of
 

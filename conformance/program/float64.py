@@ -346,7 +346,7 @@ def _widened(tree: Any) -> Any:
 def _went_the_same_way(narrow: RunningProgram, wide: RunningProgram) -> bool:
     if _shared(narrow) != _shared(wide) or _plain(narrow.answers) != _plain(wide.answers):
         return False
-    return all(_alike(tensor, wide.env[name]) for name, tensor in narrow.env.items())
+    return all(_took_same_path(tensor, wide.env[name]) for name, tensor in narrow.env.items())
 
 
 def _shared(run: RunningProgram) -> dict[str, str]:
@@ -361,7 +361,7 @@ def _plain(answers: dict[str, Any]) -> dict[str, Any]:
     return {name: type(kind) if isinstance(kind, (float, complex)) else kind for name, kind in kinds.items()}
 
 
-def _alike(tensor: torch.Tensor, wide: torch.Tensor) -> bool:
+def _took_same_path(tensor: torch.Tensor, wide: torch.Tensor) -> bool:
     places = [(t.shape, t.stride(), t.storage_offset(), t.requires_grad) for t in (tensor, wide)]
     if places[0] != places[1] or wide.dtype != widened(tensor.dtype):
         return False

@@ -23,9 +23,9 @@ from conformance.record.result import Failure, Named, Outcome, Result, Run
 from conformance.run import options
 from conformance.run.cases import CaseOptions, CasePool, CaseRun, Listener
 from conformance.run.execution_place import ExecutionPlace
-from conformance.run.isolation import OUTCOMES
 from conformance.run.journal import Journal
 from conformance.run.messages import TARGET, Death, ExitReason, Limits, Task
+from conformance.run.placed_pool import OUTCOMES
 from conformance.run.session import Session, Source
 from conformance.run.terminal import shown
 

@@ -24,8 +24,8 @@ from conformance.record.result import RERUN, UNEXPECTED, Failure, Named, Outcome
 from conformance.record.shortfall import Shortfall
 from conformance.run import signals
 from conformance.run.execution_place import LOCAL, ExecutionPlace
-from conformance.run.isolation import PlacedPool
 from conformance.run.messages import Death, Limits, Task
+from conformance.run.placed_pool import PlacedPool
 
 if TYPE_CHECKING:
     from conformance.run.session import Session

@@ -60,7 +60,7 @@ class FailingProgram(Finding):
     first wrong step. `before` is the program that the same worker ran before, and `said` tells how the process ended,
     if it did. `part` is 0 for the whole program, and n for the remainder behind its n-th difference. `cut` says that a
     limit of time ended the shrinking, so that the program may not be the smallest one. `passes` names the passes that
-    make the program smaller (`smaller.PASSES`), and `shown` the mismatch that each smaller program must show; by
+    make the program smaller (`shrink_program.PASSES`), and `shown` the mismatch that each smaller program must show; by
     default the usual passes, and the mismatch nearest to the cause. `shrunk`: the cause is known, and the finding
     failed again in a fresh worker or is flaky. `alone` says whether the script shows its headline in a fresh process
     (`result.Result.alone`).

@@ -52,7 +52,7 @@ ATTEMPTS = 3
 """Limit on deaths of workers in a row before they take a task; the pool then reports NEVER_STARTED."""
 
 PRELOAD = (
-    "torch", "torch._dynamo", "conformance.run.smaller",
+    "torch", "torch._dynamo", "conformance.run.shrink_program",
     "torch.testing._internal.common_methods_invocations",
 )  # fmt: skip
 """Modules that the fork server imports for all workers. Many torch functions import torch._dynamo on their first call.

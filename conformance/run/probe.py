@@ -21,8 +21,8 @@ from conformance.declare.profile import Profile
 from conformance.record.errors import TargetError
 from conformance.record.names import BUILTIN, DTYPES, without_relations
 from conformance.run.execution_place import LOCAL, ExecutionPlace
-from conformance.run.isolation import PlacedPool
 from conformance.run.messages import COMPILING, Limits, OutOfTime, WorkerDied, unusable
+from conformance.run.placed_pool import PlacedPool
 from conformance.run.worker import loaded, step, unit
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from conformance.declare.profile import Contradiction
 from conformance.record import result as model
 from conformance.record.missing_ops import Attempt, AttemptOutcome
 from conformance.record.shortfall import MINUTES, Shortfall
-from conformance.run.isolation import PlacedPool
 from conformance.run.messages import COMPILING, Death, ExitReason, Task
+from conformance.run.placed_pool import PlacedPool
 from conformance.run.worker import loaded, step, unit
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from dataclasses import replace
 from conformance.program.model import Program, ProgramError
 from conformance.record.finding import MEMORY
 from conformance.record.names import MEASURED
-from conformance.run import smaller
+from conformance.run import shrink_program
 from conformance.run.execution_place import LOCAL, ExecutionPlace
 from conformance.run.failing_program import DEATHS, FailingProgram
-from conformance.run.isolation import PlacedPool
 from conformance.run.messages import Limits, WorkerDied
+from conformance.run.placed_pool import PlacedPool
 from conformance.run.pool import PRELOAD
 from conformance.run.worker import environment
 
@@ -50,7 +50,7 @@ class ProgramWorkers(PlacedPool):
         worker survives, or if the program has no meaning on torch CPU. Raises OutOfTime at `until`, and errors of the
         harness itself."""
         try:
-            return "" if self.ask(smaller.survives, self.target, program, self.hang, until=until) else MEMORY
+            return "" if self.ask(shrink_program.survives, self.target, program, self.hang, until=until) else MEMORY
         except WorkerDied as died:
             return str(died.death.reason)
         except ProgramError:  # a program without a meaning on torch CPU shows nothing
@@ -65,6 +65,6 @@ class ProgramWorkers(PlacedPool):
         if oracles and oracles <= {*MEASURED}:
             return True  # measurements need the campaign's baseline, which this worker does not have
         try:
-            return bool(self.ask(smaller.fails, self.target, finding.program, self.limits.unit, until=until))
+            return bool(self.ask(shrink_program.fails, self.target, finding.program, self.limits.unit, until=until))
         except WorkerDied:
             return True

@@ -22,7 +22,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from conformance.program.model import Program
 from conformance.record.errors import TargetError
-from conformance.run import signals, smaller
+from conformance.run import shrink_program, signals
 from conformance.run.failing_program import DEATHS, FailingProgram
 from conformance.run.messages import Death, Done, Limits, OutOfTime, Task, WorkerDied
 from conformance.run.program_workers import ProgramWorkers
@@ -114,8 +114,8 @@ class LocalShrinker:
             return self._smallest(finding, until) if repeats else finding.flaky()
         small = self._smallest(finding, until)
         with contextlib.suppress(WorkerDied, OutOfTime):  # a replaced operator may end the process
-            ask, target, seconds = self.workers.ask, self.workers.target, 2 * smaller.LONGEST_TRIAL
-            small = ask(smaller.attributed, target, small, until - TO_ANSWER, seconds=seconds, until=until)
+            ask, target, seconds = self.workers.ask, self.workers.target, 2 * shrink_program.LONGEST_TRIAL
+            small = ask(shrink_program.attributed, target, small, until - TO_ANSWER, seconds=seconds, until=until)
         return small
 
     def _smallest(self, finding: FailingProgram, until: float) -> FailingProgram:
@@ -127,7 +127,9 @@ class LocalShrinker:
             last_worker, trials = progress.over, 0 if progress.over else self.trials
             arguments = (workers.target, finding, trials, until - TO_ANSWER, progress, workers.hang)
             try:
-                small: FailingProgram = workers.ask(smaller.shrink, *arguments, seconds=last - time.time(), until=until)
+                small: FailingProgram = workers.ask(
+                    shrink_program.shrink, *arguments, seconds=last - time.time(), until=until
+                )
                 return small
             except (OutOfTime, TargetError):
                 break

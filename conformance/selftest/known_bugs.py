@@ -147,7 +147,7 @@ def programs_with_evidence(
     spec: str, case: Case, number: int, failure: Failure
 ) -> list[tuple[FailingProgram, Evidence]]:
     """Return the calls of a failing sample of the case with this number as programs, with the evidence of each."""
-    from conformance.sources.opinfo.smaller import programs_of  # imports op_db, which takes seconds
+    from conformance.sources.opinfo.sample_failure import programs_of  # imports op_db, which takes seconds
 
     target, result = load_target(spec), []
     mismatch = Mismatch(failure.oracle, failure.where, failure.expected, failure.actual, failure.detail)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from conformance.standalone.device import Device
-from conformance.standalone.fences import (
+from conformance.standalone.guarded_memory import (
     KNOWN,
     NO_ACCESS,
     Fence,
@@ -73,8 +73,8 @@ class OnDevice(Conditions):
 
 
 class Guarded(Conditions):
-    """Fences around the memory of inputs and of new tensors (`fences`). `gaps` is the byte in the gaps of an input,
-    and `fresh` the byte that fills new memory."""
+    """Fences around the memory of inputs and of new tensors (`guarded_memory`). `gaps` is the byte in the gaps of an
+    input, and `fresh` the byte that fills new memory."""
 
     def __init__(self, at_end: bool = True, protection: int = NO_ACCESS, gaps: int = KNOWN, fresh: int = KNOWN) -> None:
         self.at_end, self.protection, self.gaps, self.fresh = at_end, protection, gaps, fresh
@@ -109,8 +109,8 @@ class Guarded(Conditions):
 
 
 class Padded(OnDevice):
-    """Known bytes around the memory of inputs on a device, and in new memory (`fences`): `gaps` around an input and in
-    its gaps, `fresh` in new memory."""
+    """Known bytes around the memory of inputs on a device, and in new memory (`guarded_memory`): `gaps` around an input
+    and in its gaps, `fresh` in new memory."""
 
     has_gaps = True
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from conformance.standalone.fences import Watched
+from conformance.standalone.guarded_memory import Watched
 from conformance.standalone.layouts import laid_out
 from conformance.standalone.moving import map_leaves, tensors
 from conformance.standalone.observation import Observation, Raised, tensors_by_name

@@ -35,8 +35,8 @@ from conformance.record.names import DTYPES, SIGNIFICANT_STRIDE
 from conformance.standalone.accuracy import SEED, beyond, errors
 from conformance.standalone.conditions import Conditions, Guarded, OnDevice
 from conformance.standalone.device import Device, is_lost
-from conformance.standalone.fences import READ_ONLY
 from conformance.standalone.global_state import compare_states, global_state
+from conformance.standalone.guarded_memory import READ_ONLY
 from conformance.standalone.layouts import laid_out
 from conformance.standalone.moving import map_leaves, storage_key, taken_apart, tensors
 from conformance.standalone.observation import (

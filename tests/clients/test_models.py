@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import conformance
-from conformance.sources.trace.places import PHASES
+from conformance.sources.trace.source_lines import PHASES
 from tests.clients import model_runs
 from tests.clients.models import BY_NAME, MODELS, Model
 

@@ -22,7 +22,7 @@ from conformance.record.finding import FAIL, FLAKY
 from conformance.run.campaign.plan import Plan, Shard
 from conformance.run.campaign.tasks import Part
 from conformance.run.failing_program import FailingProgram
-from conformance.run.smaller import shrink
+from conformance.run.shrink_program import shrink
 from conformance.selftest.faults import Fault, InterceptedCall
 from conformance.selftest.mutants import MutantTarget, Planted
 from conformance.sources.fuzzing.drawn import DrawnPrograms
@@ -247,7 +247,7 @@ class TestSignature:
 class TestShrinking:
     def test_what_comes_after_the_first_bad_step_goes_first(self, monkeypatch):
         """Shrinking keeps the first fault, although the second has an oracle of higher precedence."""
-        monkeypatch.setattr("conformance.run.smaller.loaded", lambda spec: TwoFaults())
+        monkeypatch.setattr("conformance.run.shrink_program.loaded", lambda spec: TwoFaults())
         failing = program(Step("zero_", (tensor("a"),)), FILL, ABS, Step("neg_", (tensor("b"),)))
         verdict = judge_program(failing, TwoFaults())
         finding = FailingProgram(
@@ -275,7 +275,7 @@ class TestShrinking:
         """A write that is lost, whatever it computes, becomes one finding. Regression test: it was one for each op. A
         loss in `neg_` only stays separate."""
         monkeypatch.setattr(
-            "conformance.run.smaller.loaded", lambda spec: Faulty().plant(spoilt, lambda call: call.first)
+            "conformance.run.shrink_program.loaded", lambda spec: Faulty().plant(spoilt, lambda call: call.first)
         )
         failing = Program(
             (Storage("float32", 6, {"seed": 3}),),
@@ -296,7 +296,7 @@ class TestShrinking:
         returns one result, and the layer behind may be wrong only with more."""
         first = WrongFrom("f")
         target = TwoLayers(first, "f", least)
-        monkeypatch.setattr("conformance.run.smaller.loaded", lambda spec: target)
+        monkeypatch.setattr("conformance.run.shrink_program.loaded", lambda spec: target)
         verdict = judge_program(CHAIN, target)
         before = target.compiled
         small = shrink(
@@ -315,7 +315,7 @@ class TestShrinking:
         def fails(call: InterceptedCall) -> object:
             raise RuntimeError("no such memory" if call.first.storage_offset() else "no such kernel")
 
-        monkeypatch.setattr("conformance.run.smaller.loaded", lambda spec: Faulty().plant("fill_", fails))
+        monkeypatch.setattr("conformance.run.shrink_program.loaded", lambda spec: Faulty().plant("fill_", fails))
         failing = Program(
             (Storage("float32", 6),), (Input("a", 0, "float32", (4,), (1,), 2),), (Step("neg_", (tensor("a"),)), FILL)
         )
@@ -456,5 +456,5 @@ class TestVanished:
     def test_a_smaller_program_of_it_is_not_kept(self, monkeypatch):
         """The finding stays unshrunk, with its original step."""
         target = self.target()
-        monkeypatch.setattr("conformance.run.smaller.loaded", lambda spec: target)
+        monkeypatch.setattr("conformance.run.shrink_program.loaded", lambda spec: target)
         assert shrink("lost", self.SAVED, 0) == self.SAVED

@@ -27,7 +27,7 @@ from conformance.record.finding import FAIL, TIMEOUT
 from conformance.record.result import Result, write_atomic
 from conformance.record.shortfall import FINDINGS, ON_LAYER, Shortfall
 from conformance.report.live import CampaignState, Log
-from conformance.run import smaller
+from conformance.run import shrink_program
 from conformance.run.campaign.findings import Findings
 from conformance.run.campaign.plan import HANGS, Plan, Shard
 from conformance.run.campaign.results import result_of
@@ -181,7 +181,7 @@ class Campaign:
                 if answer is None:
                     return
                 judged = replace(finding, elsewhere={**finding.elsewhere, layer: answer})
-                if finding.layer and not answer.startswith(smaller.SAME):
+                if finding.layer and not answer.startswith(shrink_program.SAME):
                     self.findings.delete_files(finding)
                     self.findings.substitute(finding)
                     self.findings.add(replace(judged, layer=""))
@@ -217,12 +217,14 @@ class Campaign:
         limits, until = self.plan.limits, self._deadline()
         longest = 2 * limits.unit + limits.compiling
         try:
-            answer: str = workers.ask(smaller.elsewhere, relative, finding, limits.unit, seconds=longest, until=until)
+            answer: str = workers.ask(
+                shrink_program.elsewhere, relative, finding, limits.unit, seconds=longest, until=until
+            )
             return answer
         except OutOfTime:
             return None
         except WorkerDied as died:
-            return smaller.died_elsewhere(finding, died.death)
+            return shrink_program.died_elsewhere(finding, died.death)
         except TargetError as error:
             return f"cannot be used: {error}"
 

@@ -16,7 +16,7 @@ from conformance.program.model import Program
 from conformance.program.steps.op import Json
 from conformance.record.errors import UserError
 from conformance.record.shortfall import PROGRAMS
-from conformance.run.campaign.tally import Tally
+from conformance.run.campaign.drawing_counts import Tally
 
 
 @dataclass(frozen=True)

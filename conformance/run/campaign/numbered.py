@@ -7,7 +7,7 @@ from typing import Protocol
 
 from conformance.program.model import Program
 from conformance.program.steps.op import Json
-from conformance.run.campaign.tally import Tally
+from conformance.run.campaign.drawing_counts import Tally
 
 
 class NumberedPrograms(Protocol):

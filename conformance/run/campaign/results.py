@@ -43,10 +43,10 @@ from conformance.record.patterns import COMPILER_LAYERS
 from conformance.record.program_stats import ProgramStats
 from conformance.record.result import UNEXPECTED, Failure, Outcome, Result, Run
 from conformance.record.upstream import Evidence, known_as
+from conformance.run.campaign.drawing_counts import Tally
 from conformance.run.campaign.plan import HANGS
-from conformance.run.campaign.tally import Tally
 from conformance.run.failing_program import FailingProgram
-from conformance.run.smaller import SAME
+from conformance.run.shrink_program import SAME
 
 if TYPE_CHECKING:
     from conformance.run.campaign.campaign import Campaign

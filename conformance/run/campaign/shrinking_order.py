@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from conformance.record.finding import HARNESS, INVALID, MOVE
 from conformance.record.upstream import bugs
-from conformance.run import smaller
+from conformance.run import shrink_program
 from conformance.run.failing_program import DEATHS, FailingProgram
 
 if TYPE_CHECKING:
@@ -80,7 +80,9 @@ class ShrinkingOrder:
         if not (finding.layer or finding.kind in DEATHS):
             return False
         answers = [finding.elsewhere.get(layer, "") for layer in self.campaign.facts.without_backend]
-        return any(answer.startswith(smaller.SAME) for answer in answers) or finding.layer in self.unanswered(finding)
+        return any(answer.startswith(shrink_program.SAME) for answer in answers) or finding.layer in self.unanswered(
+            finding
+        )
 
     def may_be_known(self, finding: FailingProgram) -> str:
         """The reported bugs of PyTorch that a finding may be, by its property and its operators; "" for a target that

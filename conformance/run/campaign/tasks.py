@@ -22,8 +22,8 @@ from conformance.engine.loading import describe_target
 from conformance.program.calls import judge_trial, resolved
 from conformance.program.cause import cause_of
 from conformance.program.model import Program, ProgramError, digest, read_program
-from conformance.program.remainder import remainder
 from conformance.program.steps.op import Json
+from conformance.program.steps_after_fault import remainder
 from conformance.program.trial import Trial
 from conformance.program.verdict import Verdict, signature
 from conformance.record import simple_values
@@ -32,11 +32,11 @@ from conformance.record.errors import UserError
 from conformance.record.finding import FAIL, FLAKY, HARNESS, INVALID
 from conformance.record.measurements import UNMEASURED, Measurements
 from conformance.record.names import MEASURED
+from conformance.run.campaign.drawing_counts import Tally
 from conformance.run.campaign.kernel_baseline import read_baseline
 from conformance.run.campaign.plan import Shard
-from conformance.run.campaign.tally import Tally
 from conformance.run.failing_program import FailingProgram
-from conformance.run.smaller import unexplained, watch_steps
+from conformance.run.shrink_program import unexplained, watch_steps
 from conformance.run.worker import keep, loaded, unit
 from conformance.standalone.oracles import Mismatch
 

@@ -37,7 +37,7 @@ from conformance.program.steps.op import (
 from conformance.program.steps.table import OPS
 from conformance.program.unsupported import traits_of
 from conformance.record.names import ARGUMENTS
-from conformance.run.campaign.tally import Tally
+from conformance.run.campaign.drawing_counts import Tally
 from conformance.sources.opinfo import arguments, undefined
 from conformance.sources.opinfo.arguments import Change, Place
 from conformance.standalone.sample_runtime import replaced

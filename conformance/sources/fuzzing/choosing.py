@@ -18,7 +18,7 @@ from conformance.program.steps.layouts import layout_class
 from conformance.program.steps.op import COMPUTE, LOSSY, Op, Step, dtype_name
 from conformance.program.steps.table import OPS
 from conformance.record.program_stats import Cell
-from conformance.run.campaign.tally import Tally
+from conformance.run.campaign.drawing_counts import Tally
 
 FAMILY_WEIGHT = {
     "view": 10,

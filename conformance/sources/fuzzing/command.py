@@ -31,7 +31,7 @@ from conformance.run.messages import Limits
 from conformance.run.profile_trials import contradictions
 from conformance.run.session import Session, limits_of, usual
 from conformance.run.session import main as run_command
-from conformance.sources.fuzzing import plainest
+from conformance.sources.fuzzing import shortest_program
 from conformance.sources.fuzzing.drawing import DTYPES, STEPS, Drawing
 from conformance.sources.fuzzing.drawn import DrawnPrograms
 
@@ -90,7 +90,7 @@ class DrawnSource(CampaignSource):
 def contradicted_steps(session: Session, seconds: float) -> tuple[list[Result], list[str]]:
     """Return the steps that the profile declares lacking and that run, or the reverse, from trials of at most
     `seconds`, and notes."""
-    found, notes = contradictions(session, "step", plainest.subject_of, seconds)
+    found, notes = contradictions(session, "step", shortest_program.subject_of, seconds)
     results = []
     for one in found:
         title = f"{'declared' if one.outcome is model.Outcome.XPASS else 'not declared'} lacking: {one.part}"

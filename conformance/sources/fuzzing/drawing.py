@@ -35,7 +35,7 @@ from conformance.program.steps.table import FAMILIES, OPS
 from conformance.program.unsupported import KNOWN
 from conformance.record.errors import UserError
 from conformance.record.program_stats import Cell
-from conformance.run.campaign.tally import Tally
+from conformance.run.campaign.drawing_counts import Tally
 from conformance.sources.fuzzing.kinds import APART, DTYPES, ORDINARY, STEPS, Turn, kind_of
 
 VERSION = 5

@@ -19,7 +19,7 @@ from conformance.program.steps.table import FAMILIES
 from conformance.program.unsupported import held, unsupported_names, unsupported_steps
 from conformance.record.program_stats import AXES
 from conformance.record.shortfall import PROGRAMS
-from conformance.run.campaign.tally import Tally
+from conformance.run.campaign.drawing_counts import Tally
 from conformance.run.campaign.tasks import described
 from conformance.run.worker import loaded
 from conformance.sources.fuzzing.drawing import DTYPES, STEPS, VERSION, Drawing

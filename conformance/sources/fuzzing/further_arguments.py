@@ -30,7 +30,7 @@ from conformance.program.steps.op import Json, decode, dtype_name, dtype_of, ten
 from conformance.program.steps.op_db import has_function
 from conformance.program.steps.table import OPS
 from conformance.record.usage import usage_of
-from conformance.run.campaign.tally import Tally
+from conformance.run.campaign.drawing_counts import Tally
 from conformance.sources.fuzzing.op_db import NeedsLacking, OpDbCalls, Planned
 from conformance.sources.fuzzing.op_db_calls import (
     FORWARD,

@@ -29,7 +29,7 @@ from conformance.program.steps.op import Op, Step, is_local
 from conformance.program.steps.table import OPS
 from conformance.program.unsupported import SHARED, WANTS_GRAD, WITH_OUT
 from conformance.record.program_stats import Cell
-from conformance.run.campaign.tally import Tally
+from conformance.run.campaign.drawing_counts import Tally
 from conformance.sources.fuzzing.choosing import FAMILY_WEIGHT, cell_of, choose, draw_aimed, draw_step, offer
 from conformance.sources.fuzzing.inputs import draw_hazard_inputs, draw_inputs, draw_wanted, joined, separated
 

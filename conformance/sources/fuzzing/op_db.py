@@ -29,7 +29,7 @@ from conformance.program.steps.layouts import Layout, laid_out, layout_class
 from conformance.program.steps.op import Json, Step, decode, dtype_of, number
 from conformance.program.unsupported import WANTS_GRAD, WITH_OUT, operators_of
 from conformance.record.names import REFUSED
-from conformance.run.campaign.tally import Tally
+from conformance.run.campaign.drawing_counts import Tally
 from conformance.sources.fuzzing.inputs import filled
 from conformance.sources.fuzzing.op_db_calls import (
     FORWARD,

@@ -27,13 +27,13 @@ from conformance.record.names import DTYPES
 from conformance.report.escape import escape_control_characters
 from conformance.run import signals
 from conformance.run.execution_place import LOCAL, ExecutionPlace
-from conformance.run.isolation import PlacedPool
 from conformance.run.messages import Limits
+from conformance.run.placed_pool import PlacedPool
 from conformance.run.probe import resolve
 from conformance.run.profile_trials import LATE, MODULES, task, trials
 from conformance.run.worker import environment
-from conformance.sources.fuzzing import plainest as of_step
-from conformance.sources.opinfo import plainest as of_opinfo
+from conformance.sources.fuzzing import shortest_program as of_step
+from conformance.sources.opinfo import first_sample as of_opinfo
 
 USUAL = 60.0
 """Least limit in seconds that a profile states for a program, if no trial took long."""

@@ -42,7 +42,7 @@ class Change:
         import numpy
         import torch
 
-        from conformance.standalone.ends import emptied, single, with_ends
+        from conformance.standalone.extreme_arguments import emptied, single, with_ends
 
         scope = {"x": x, "torch": torch, "numpy": numpy, "math": math}
         scope |= {"with_ends": with_ends, "emptied": emptied, "single": single}

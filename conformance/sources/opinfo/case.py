@@ -35,7 +35,7 @@ from conformance.record.finding import TOGETHER
 from conformance.record.measurements import COMPILED, NOT_COMPILED, Measurements
 from conformance.record.names import CHANGED, NOT_COMPARED
 from conformance.record.result import LONGEST_TEXT, Failure, Result
-from conformance.sources.opinfo import batch, catalog, surroundings, undefined
+from conformance.sources.opinfo import batch, catalog, guard_bytes, undefined
 from conformance.sources.opinfo.arguments import Origin
 from conformance.sources.opinfo.finding import failure_of, failure_of_program
 from conformance.sources.opinfo.plan import Case
@@ -174,7 +174,7 @@ class RunningCase(CaseCounts):
             self.fail(Failure(NOT_COMPARED, "an input", "a comparison", "none", detail, trial.sample.index))
         elif (left_out := _left_out(self.case, trial.program, expected)) is not None:
             self.skip(*left_out)
-        elif beside := changed and error is None and surroundings.faults(trial):
+        elif beside := changed and error is None and guard_bytes.faults(trial):
             if self.fault or self.target.name != reference().name:
                 reason = self.fault or "torch CPU's answer depends on the memory beside its operands"
                 self.skip(reason, excused=True)

@@ -35,7 +35,7 @@ TRIALS, SECONDS, TRIAL = 250, 30.0, 10.0
 """Limits on one failure: the number of smaller programs, and the seconds for all and for one of them. A longer trial
 counts as a hang."""
 
-MODULES = ("conformance.sources.opinfo.smaller",)
+MODULES = ("conformance.sources.opinfo.sample_failure",)
 
 ENDED = ("crash", "timeout")
 """Oracles of a failure that ended its worker."""
@@ -74,8 +74,10 @@ def minimize(
                 reasons[answer] += 1
     except TargetError as error:
         reasons[str(error)] = len(chosen) - len(small) - reasons.total()
-    culprits = {_alike(result): small[result.id].culprit for result in run.results if result.id in small}
-    run.results = [_with(result, small.get(result.id), culprits.get(_alike(result), "")) for result in run.results]
+    culprits = {_operator_and_pattern(result): small[result.id].culprit for result in run.results if result.id in small}
+    run.results = [
+        _with(result, small.get(result.id), culprits.get(_operator_and_pattern(result), "")) for result in run.results
+    ]
     if late := len(chosen) - len(small) - reasons.total():
         run.not_judged.append(Shortfall(FINDINGS, late, len(chosen), limit))
     unchanged = sum(failure.script == chosen[id].script for id, failure in small.items())
@@ -117,7 +119,7 @@ def _minimized(
 def minimized(shrinker: LocalShrinker, case: Case, failure: Failure, until: float) -> Failure | str:
     """Return the failure on its smallest program, or the reason why it stays as it is; "" if there is no time. No trial
     begins after `until`, in seconds since the epoch."""
-    from conformance.sources.opinfo.smaller import NOT_REPEATED, failing_programs, failure_on
+    from conformance.sources.opinfo.sample_failure import NOT_REPEATED, failing_programs, failure_on
 
     workers, until = shrinker.workers, min(until, time.time() + SECONDS)
     try:
@@ -156,22 +158,22 @@ def _hanging(target: str, finding: FailingProgram) -> frozenset[str]:
 def _chosen(run: Run, cases: Mapping[str, Case]) -> dict[str, Failure]:
     """Return the first failure of each pattern and operator, by the id of its result."""
     chosen: dict[tuple[str, str], tuple[str, Failure]] = {}
-    for result in sorted(run.results, key=_plainest):
+    for result in sorted(run.results, key=_worst_first):
         if result.outcome in RERUN and not result.layer and result.id in cases and result.failures:
             first = result.failures[0]
             if first.oracle not in UNSHOWN and (first.oracle not in ENDED or first.where in (ON_CPU, ON_TARGET)):
-                chosen.setdefault(_alike(result), (result.id, first))
+                chosen.setdefault(_operator_and_pattern(result), (result.id, first))
     return dict(chosen.values())
 
 
-def _plainest(result: Result) -> tuple[Any, ...]:
+def _worst_first(result: Result) -> tuple[Any, ...]:
     """Sort key: the worst results first, among them forward calls in float32 as OpInfo samples them."""
     *rank, id = severity(result)
     names = ((VARIANTS, result.variant), (LAYOUTS, result.layout), (DTYPES, result.dtype))
     return (*rank, *([*known].index(name) if name in known else len(known) for known, name in names), id)
 
 
-def _alike(result: Result) -> tuple[str, str]:
+def _operator_and_pattern(result: Result) -> tuple[str, str]:
     """The operator and the pattern of a result. Of those that share them, one is minimized."""
     return base_operator(result.name), pattern_of_result(result)
 

@@ -16,8 +16,8 @@ from conformance.record.names import CHANGED
 from conformance.record.result import Failure, Outcome, Result
 from conformance.run.cases import CasePool
 from conformance.run.execution_place import LOCAL, ExecutionPlace
-from conformance.run.isolation import OUTCOMES
 from conformance.run.messages import Death, Limits, Task
+from conformance.run.placed_pool import OUTCOMES
 from conformance.sources.opinfo import tasks
 from conformance.sources.opinfo.arguments import Origin
 from conformance.sources.opinfo.plan import Case, Entry, is_beside

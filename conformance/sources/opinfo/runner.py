@@ -36,7 +36,7 @@ from conformance.run.messages import Limits
 from conformance.run.profile_trials import contradictions
 from conformance.run.session import Session, limits_of, usual
 from conformance.run.session import main as run_command
-from conformance.sources.opinfo import plainest, plan
+from conformance.sources.opinfo import first_sample, plan
 from conformance.sources.opinfo.minimize import BUDGET, SHARE, minimize
 from conformance.sources.opinfo.plan import Case, Selection
 from conformance.sources.opinfo.pool import Cases
@@ -182,7 +182,7 @@ class OpDb(CaseSource):
         if not run.complete:
             return [], []
         wanted = {row.operator for row in run.lacking}
-        found, notes = contradictions(session, "op", plainest.call_of, seconds, wanted)
+        found, notes = contradictions(session, "op", first_sample.call_of, seconds, wanted)
         return [Result(one.part, "", DECLARED, "", one.outcome, reason=one.reason) for one in found], notes
 
     def keep(self, session: Session, run: Run) -> None:

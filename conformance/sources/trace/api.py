@@ -27,8 +27,8 @@ from conformance.record.shortfall import FINDINGS, Shortfall, describe
 from conformance.sources.trace.compiled import SECONDS, Compiled
 from conformance.sources.trace.faults import FaultyOperator
 from conformance.sources.trace.mode import BOTH_RAISE, CallCounts, Options, Tracing, loaded
-from conformance.sources.trace.places import PHASES
 from conformance.sources.trace.script import scripted
+from conformance.sources.trace.source_lines import PHASES
 from conformance.standalone.modes import move_to_top
 
 _OVERLOAD = re.compile(r"\w+\.\w+\.\w+")

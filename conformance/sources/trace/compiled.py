@@ -42,7 +42,7 @@ from conformance.sources.trace.call import (
 )
 from conformance.sources.trace.faults import FaultyOperator
 from conformance.sources.trace.mode import CallCounts, Tracing
-from conformance.sources.trace.places import BACKWARD, FORWARD, SourceLine, is_of_user
+from conformance.sources.trace.source_lines import BACKWARD, FORWARD, SourceLine, is_of_user
 from conformance.standalone.moving import copied_to_host, leaves, map_leaves, map_tensors, rebuild, tensors
 from conformance.standalone.observation import Observation, Raised, names_of, tensors_by_name
 from conformance.standalone.oracles import Mismatch

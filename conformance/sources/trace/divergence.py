@@ -31,8 +31,8 @@ from conformance.program.float64 import widened_leaf
 from conformance.record.result import counted
 from conformance.sources.trace.call import RESULT, TracedCall
 from conformance.sources.trace.faults import FaultyOperator
-from conformance.sources.trace.places import Site, SourceLine
 from conformance.sources.trace.saved_run import SavedRun
+from conformance.sources.trace.source_lines import Site, SourceLine
 from conformance.standalone.moving import leaves, map_leaves, storage_key, whole_storage
 from conformance.standalone.observation import Observation, names_of
 from conformance.standalone.oracles import tolerance_of

@@ -20,7 +20,7 @@ import torch
 from conformance.engine.executor import Execution
 from conformance.engine.target import Target
 from conformance.sources.trace.call import VALUES, NodeCall, TracedCall
-from conformance.sources.trace.places import BACKWARD, PHASES, Site, SourceLine
+from conformance.sources.trace.source_lines import BACKWARD, PHASES, Site, SourceLine
 from conformance.standalone.oracles import Mismatch
 from conformance.standalone.rounding import subject
 

@@ -28,9 +28,9 @@ from conformance.record.error_text import text_of
 from conformance.sources.trace.call import CopiedCall, TracedCall, fetched, traced_call
 from conformance.sources.trace.divergence import Divergence, name_in_run
 from conformance.sources.trace.faults import Faults
-from conformance.sources.trace.places import Places, Site, SourceLine, is_of_user
 from conformance.sources.trace.references import READS_WORKSPACE, WORKSPACE
 from conformance.sources.trace.saved_run import RunWriter, SavedRun
+from conformance.sources.trace.source_lines import Places, Site, SourceLine, is_of_user
 from conformance.standalone.modes import without_modes
 from conformance.standalone.observation import Observation, Raised
 from conformance.standalone.oracles import Mismatch

@@ -13,8 +13,8 @@ from conformance.program.calls import judge_program
 from conformance.program.model import Input, Program, Storage, digest, dump, read_program
 from conformance.program.steps.op import Step, tensor
 from conformance.program.unsupported import unsupported_names
+from conformance.run.campaign.drawing_counts import Tally
 from conformance.run.campaign.kernel_baseline import BASELINE, read_baseline, write_baseline
-from conformance.run.campaign.tally import Tally
 from conformance.sources.fuzzing import arguments
 from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.drawing import Drawing

@@ -24,7 +24,7 @@ from conformance.record.finding import CRASH, FAIL, MEMORY, TIMEOUT
 from conformance.record.result import Run
 from conformance.report import __main__ as report
 from conformance.report import terminal
-from conformance.run import options, session, smaller
+from conformance.run import options, session, shrink_program
 from conformance.run import probe as run_probe
 from conformance.run.campaign import tasks
 from conformance.run.campaign.campaign import CHECKING, LONGEST_TURN, MEANWHILE, MOST_FOR_SCRIPTS, Campaign
@@ -35,8 +35,8 @@ from conformance.run.campaign.source import LIMITS
 from conformance.run.campaign.terminal import summarize
 from conformance.run.campaign.workers import Workers
 from conformance.run.failing_program import FailingProgram, ended
-from conformance.run.isolation import PlacedPool
 from conformance.run.messages import Limits, OutOfTime, Pool
+from conformance.run.placed_pool import PlacedPool
 from conformance.run.program_workers import ProgramWorkers
 from conformance.run.shrinking import TO_ANSWER, LocalShrinker
 from conformance.sources.fuzzing import command
@@ -149,7 +149,7 @@ class Slow:
         self.clock.now += max(min(40, until - self.clock.now), 0)
         if self.clock.now >= until:
             raise OutOfTime
-        return False if function is smaller.survives else self.answer
+        return False if function is shrink_program.survives else self.answer
 
 
 class SlowProbe(Pool):

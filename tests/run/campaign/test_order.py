@@ -25,8 +25,8 @@ from conformance.run.campaign.shrinking_order import SHRUNK_EACH, ShrinkingOrder
 from conformance.run.campaign.terminal import why_not_shrunk
 from conformance.run.failing_program import FailingProgram
 from conformance.run.messages import Death, Done, ExitReason, Limits, Task
+from conformance.run.shrink_program import SAME
 from conformance.run.shrinking import RemoteShrinker
-from conformance.run.smaller import SAME
 from conformance.sources.fuzzing.drawn import DrawnPrograms
 
 ONE = Program(

@@ -21,7 +21,7 @@ from conformance.run.campaign.plan import Plan
 from conformance.run.campaign.results import run_of
 from conformance.run.failing_program import FailingProgram
 from conformance.run.messages import Death, ExitReason
-from conformance.run.smaller import SAME, died_elsewhere, elsewhere
+from conformance.run.shrink_program import SAME, died_elsewhere, elsewhere
 from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.drawn import DrawnPrograms
 from conformance.targets.compiler import DEFAULT

@@ -20,7 +20,7 @@ from conformance.program.steps.table import OPS
 from conformance.program.unsupported import TRAITS
 from conformance.record import names
 from conformance.record.program_stats import ProgramStats
-from conformance.run.campaign.tally import Tally
+from conformance.run.campaign.drawing_counts import Tally
 from conformance.sources.fuzzing import arguments
 from conformance.sources.fuzzing.drawing import Drawing
 

@@ -19,7 +19,7 @@ from conformance.program.steps import edges, functions
 from conformance.program.steps.layouts import LAYOUTS
 from conformance.program.steps.table import FAMILIES, OPS
 from conformance.program.unsupported import AVOIDED, TRAITS, unsupported_reason, unsupported_steps, unsupported_traits
-from conformance.run.campaign.tally import Tally
+from conformance.run.campaign.drawing_counts import Tally
 from conformance.sources.fuzzing.drawing import Drawing, DrawingError, UnknownFamily
 from conformance.sources.fuzzing.kinds import (
     DTYPES,

@@ -21,7 +21,7 @@ from conformance.program.steps.draw import Refused
 from conformance.program.steps.table import FAMILIES, OPS
 from conformance.program.unsupported import unsupported_reason, unsupported_steps
 from conformance.run import options
-from conformance.run.campaign.tally import Tally
+from conformance.run.campaign.drawing_counts import Tally
 from conformance.run.messages import Limits
 from conformance.sources.fuzzing.command import FLAGS, USUAL, plan_of
 from conformance.sources.fuzzing.drawing import Drawing

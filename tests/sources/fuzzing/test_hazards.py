@@ -18,7 +18,7 @@ from conformance.program.model import Program
 from conformance.program.steps.hazards import CELLS, FUNCTION_STEPS, NAME, NEEDS, PER_FUNCTION
 from conformance.program.steps.table import OPS
 from conformance.program.unsupported import unsupported_reason
-from conformance.run.campaign.tally import Tally
+from conformance.run.campaign.drawing_counts import Tally
 from conformance.sources.fuzzing.drawing import Drawing
 from conformance.sources.fuzzing.kinds import HAZARDS, PERIOD, hazards_of, kind_of
 from scripts import hazard_cells

@@ -16,7 +16,7 @@ from conformance.program.steps.draw import Draw, Refused
 from conformance.program.steps.op import Step, tensor
 from conformance.program.steps.table import OPS
 from conformance.program.steps.thresholds import CASES, LENGTHS, MOST, draw_length
-from conformance.run.campaign.tally import Tally
+from conformance.run.campaign.drawing_counts import Tally
 from conformance.selftest.faults import FUNCTION
 from conformance.selftest.mutants import Planted, PlantedAbove, hunt
 from conformance.selftest.size_faults import SIZE_FAULTS

@@ -19,7 +19,7 @@ from conformance.program.steps.op import Step
 from conformance.record.errors import TargetError
 from conformance.record.finding import INVALID
 from conformance.run.failing_program import FailingProgram
-from conformance.run.smaller import elsewhere
+from conformance.run.shrink_program import elsewhere
 from conformance.sources.fuzzing.command import main
 from conformance.sources.fuzzing.drawing import Drawing, Tally
 from tests.run.campaign.saved import fuzz_result

@@ -16,13 +16,13 @@ from conformance.declare.declaration import UNSUPPORTED, Declaration, Scope
 from conformance.program.steps import functions
 from conformance.record.missing_ops import Attempt, AttemptOutcome
 from conformance.run.execution_place import LOCAL
-from conformance.run.isolation import PlacedPool
 from conformance.run.messages import Limits
+from conformance.run.placed_pool import PlacedPool
 from conformance.run.profile_trials import LATE, MODULES, task, trials
-from conformance.sources.fuzzing.plainest import program_with, subject_of
+from conformance.sources.fuzzing.shortest_program import program_with, subject_of
 from conformance.sources.init import init, upstream_configs
 from conformance.sources.init.__main__ import MOST_NAMED, main, sentences
-from conformance.sources.opinfo.plainest import call_of
+from conformance.sources.opinfo.first_sample import call_of
 
 ROOT = Path(__file__).parents[3]
 PLANTED = ROOT / "tests" / "planted"

@@ -17,7 +17,7 @@ from conformance.record.shortfall import FINDINGS, Shortfall
 from conformance.sources.trace.api import Trace
 from conformance.sources.trace.faults import FaultyOperator
 from conformance.sources.trace.mode import Options
-from conformance.sources.trace.places import FORWARD, SourceLine
+from conformance.sources.trace.source_lines import FORWARD, SourceLine
 from conformance.standalone.oracles import Mismatch
 from tests.sources.trace.planting import planted
 

@@ -17,7 +17,7 @@ from conformance.program.steps.draw import Draw, DrawContext
 from conformance.program.steps.op import dtype_name
 from conformance.program.steps.stateful import NAME as STATE
 from conformance.program.steps.table import OPS
-from conformance.run.campaign.tally import Tally
+from conformance.run.campaign.drawing_counts import Tally
 from conformance.sources.fuzzing.choosing import draw_step
 from conformance.sources.fuzzing.drawing import families_of
 from conformance.sources.fuzzing.inputs import draw_inputs

@@ -6,8 +6,8 @@ import pytest
 
 from conformance.record.errors import TargetError
 from conformance.run.execution_place import LOCAL
-from conformance.run.isolation import PlacedPool
 from conformance.run.messages import KILLED, Death, ExitReason, Limits, Task, unusable
+from conformance.run.placed_pool import PlacedPool
 from tests.run.process_tree import tasks
 
 

@@ -10,7 +10,7 @@ import signal
 import pytest
 import torch
 
-from conformance.standalone.fences import READ_ONLY, Filled, Fresh, changed_outside, fenced, padded, trespassed
+from conformance.standalone.guarded_memory import READ_ONLY, Filled, Fresh, changed_outside, fenced, padded, trespassed
 
 
 def ends(work) -> int:

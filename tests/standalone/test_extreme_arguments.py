@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from conformance.standalone.ends import Unchanged, emptied, single, sizes, with_ends
+from conformance.standalone.extreme_arguments import Unchanged, emptied, single, sizes, with_ends
 
 TREE = {"input": torch.ones(2, 3), "args": (torch.ones(3, 4), [torch.ones(5, 3)]), "kwargs": {"p": 0.5}}
 

@@ -7,9 +7,9 @@ import json
 import torch
 
 from conformance.program.model import Input, Program, Storage
-from conformance.program.remainder import remainder
 from conformance.program.shadow import reference
 from conformance.program.steps.op import Step, tensor
+from conformance.program.steps_after_fault import remainder
 from conformance.sources.fuzzing.drawing import Drawing
 
 SIX = Storage("float32", 6)

@@ -1,4 +1,4 @@
-"""The plainest subject of an OpInfo: its first sample, forward, in the first dtype that the device holds.
+"""Finds the first sample of an OpInfo as a program: forward, in the first dtype that the device holds.
 
 This module imports torch only in a worker.
 """

@@ -24,7 +24,14 @@ from conformance.program.verdict import Verdict
 from conformance.record.finding import CRASH, FAIL, FLAKY, ON_CPU, TIMEOUT, shown_by
 from conformance.record.result import Failure
 from conformance.run.failing_program import FailingProgram
-from conformance.run.smaller import DISTINCT_SAMPLE, SAMPLE, is_shown, shows_same_failure, unexplained, watch_steps
+from conformance.run.shrink_program import (
+    DISTINCT_SAMPLE,
+    SAMPLE,
+    is_shown,
+    shows_same_failure,
+    unexplained,
+    watch_steps,
+)
 from conformance.run.worker import loaded, unit
 from conformance.sources.opinfo import catalog, seeding, undefined
 from conformance.sources.opinfo.finding import LONGEST_INPUTS, LONGEST_LINES, failure_of_program
@@ -63,7 +70,7 @@ def failing_programs(spec: str, case: Case, failure: Failure) -> list[FailingPro
         trial = Trial.of(program, target)
         with unit(case.id):
             verdict = judge_trial(trial, locate=True, watch=watch_steps(program))
-            shown = next((one for one in verdict.mismatches if _alike(case, failure, program, one)), None)
+            shown = next((one for one in verdict.mismatches if _is_failure_of_call(case, failure, program, one)), None)
             layer = unexplained(trial, [shown])[1] if shown is not None else ""
         if shown is not None:
             finding = new(FAIL, program=program, mismatches=verdict.mismatches, bad_step=verdict.bad_step, shown=shown)
@@ -97,7 +104,7 @@ def failure_on(spec: str, case: Case, failure: Failure, small: FailingProgram) -
     return replace(failure, culprit=small.culprit) if small.culprit else TOO_LONG
 
 
-def _alike(case: Case, failure: Failure, program: Program, mismatch: Mismatch) -> bool:
+def _is_failure_of_call(case: Case, failure: Failure, program: Program, mismatch: Mismatch) -> bool:
     """Whether a mismatch of the sample's program is the failure of its call, in which names may differ."""
     if shown_by(mismatch) != shown_by(failure) or not shows_same_failure(mismatch, failure):
         return False
