@@ -59,8 +59,6 @@ def standalone(case: AccuracyCase, setup: str, part: MeasuredAnswer, wanted: Seq
             f"DTYPE, SEED = torch.{case.dtype}, {SEED}",
             "\n".join(["def inputs():", *(f"    {line}" for line in lines), "    return given"]),
             row.program(),
-            carried(("answers", "widened_inputs"), frozenset({"SEED"})).strip("\n"),
-            "\n".join(answer),
             "\n".join(["def print_both():", "    global exact, cpu, got", *(f"    {line}" for line in calls)]),
         ]
     )
@@ -78,6 +76,6 @@ def standalone(case: AccuracyCase, setup: str, part: MeasuredAnswer, wanted: Seq
         f"    print({report!r}, off.max().item(), 'ulp')",
         "return found",
     ]
-    rest = carried(("errors", "beyond", "end_script"), frozenset(defined(own)))
+    rest = carried(("answers", "widened_inputs", "errors", "beyond", "end_script"), frozenset(defined(own)))
     end = ["def main():", *(f"    {line}" for line in main), "", "end_script(main)"]
-    return "\n".join([own, "", MARKER, rest, "", *end, ""])
+    return "\n".join([own, "", MARKER, rest, "", *answer, "", *end, ""])

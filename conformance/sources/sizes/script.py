@@ -25,7 +25,6 @@ def standalone(case: SizesCase, setup: str, finding: str) -> str:
         [
             f'"""{inert(finding)}"""\nimport torch\nimport torch.nn.functional as F\n{setup.strip()}',
             *sizes,
-            carried(("pattern",)).strip("\n") if "pattern" in row.input_lines() else "",
             row.input_lines(),
             row.program(),
         ]
@@ -51,6 +50,8 @@ def standalone(case: SizesCase, setup: str, finding: str) -> str:
         "    print('{} of {}: expected {}, got {} ({})'.format(*fault))",
         "return found",
     ]
-    rest = carried(("measured", "exact_answers", "faults", "tree_map", "end_script"), frozenset(defined(own)))
+    of_inputs = ("pattern",) if "pattern" in row.input_lines() else ()
+    roots = ("measured", "exact_answers", "faults", "tree_map", "end_script", *of_inputs)
+    rest = carried(roots, frozenset(defined(own)))
     end = ["def main():", *(f"    {line}" for line in main), "", "end_script(main)"]
     return "\n".join([own, "", MARKER, rest, "", *end, ""])

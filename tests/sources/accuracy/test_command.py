@@ -12,10 +12,15 @@ import jsonschema
 import pytest
 
 from conformance.declare.profile import load
+from conformance.engine.loading import describe_target
 from conformance.record import result as model
-from conformance.record.result import SHOWS, Run
+from conformance.record.accuracy import Accuracy
+from conformance.record.result import SHOWS, Failure, Run
 from conformance.run.scripts import confirm
+from conformance.sources.accuracy import script as scripts
+from conformance.sources.accuracy import table
 from conformance.sources.accuracy.__main__ import main
+from conformance.sources.accuracy.measure import MeasuredAnswer
 
 PLANTED = "class:tests.planted.inaccurate.Inaccurate"
 SCHEMA = Path(model.__file__).with_name("result.schema.json")
@@ -168,6 +173,17 @@ class TestCommand:
 
 
 class TestScript:
+    @pytest.mark.parametrize("spec", ["device:some,import=some_backend", "aot_eager"])
+    def test_of_any_row_is_25_lines(self, spec):
+        """The inputs, the call and both answers are within the first 25 lines; functions that compare come after."""
+        setup, accuracy = describe_target(spec).script(), Accuracy("result", 9.0, 1.0, 9.0, 1.0)
+        for row, variant in itertools.product(table.load()[0], ("forward", "backward")):
+            case = table.AccuracyCase(row, "float32", variant)
+            part = MeasuredAnswer(accuracy, "result", ("x",), 0, (1.0,) * len(row.arguments), (1.0, 0.0), 1.0, 2.0)
+            text = scripts.standalone(case, setup, part, ["x"], Failure("accuracy", "result", "1", "2"))
+            compile(text, row.name, "exec")
+            assert len(text.partition(scripts.MARKER)[0].splitlines()) <= 25, text
+
     @pytest.mark.parametrize("name", ["exp", "nn.functional.batch_norm without weights"])
     def test_runs_alone(self, tmp_path, name, standalone, capsys):
         """A finding's script exits with 1 if the fault is present, and with 0 on torch CPU. The run says which of the

@@ -11,12 +11,14 @@ import jsonschema
 import pytest
 import torch
 
+from conformance.engine.loading import describe_target
 from conformance.record import result as model
 from conformance.record.errors import UsageError
 from conformance.record.footprint import ALLOWANCE, Footprint, allowed
 from conformance.record.result import SHOWS, Failure, Outcome, Run
 from conformance.run.scripts import confirm
 from conformance.sources.accuracy.outcomes import Raises, Unmeasured
+from conformance.sources.sizes import script as scripts
 from conformance.sources.sizes import tasks
 from conformance.sources.sizes.__main__ import main
 from conformance.sources.sizes.measure import measure, on_cpu
@@ -71,6 +73,16 @@ class TestTable:
             select(*words, ["forward"], "small")
         with pytest.raises(UsageError, match="no row among those"):
             select(["clone"], [], [], ["backward"], "small")
+
+
+class TestScript:
+    @pytest.mark.parametrize("spec", ["device:some,import=some_backend", "aot_eager"])
+    def test_of_any_row_is_25_lines(self, spec):
+        """The inputs and the call are within the first 25 lines; functions that compare come after."""
+        for row in load():
+            text = scripts.standalone(SizesCase(row, "forward"), describe_target(spec).script(), "a finding")
+            compile(text, row.name, "exec")
+            assert len(text.partition(scripts.MARKER)[0].splitlines()) <= 25, text
 
 
 class TestRule:
