@@ -46,7 +46,7 @@ from conformance.record.repro import Repro
 from conformance.record.shortfall import Shortfall, describe
 
 SCHEMA = 5
-KIND = "conformance"
+KIND, FORMER_KINDS = "conformance", ("conformance.opinfo", "fuzz")
 TABLES = (ACCURACY, SIZES, MUTANTS, OPERATOR, TRACE, REPROS, MODULES, UPSTREAM)
 """The commands whose cases come from a table; each is the layout of its cases."""
 SHOWS = "shows its headline"
@@ -530,14 +530,13 @@ def dumps(run: Run) -> str:
 def run_from_json(data: Any, source: str) -> Run:
     """Convert plain data to a run. Raises ReportError, which names `source`, if the data is not a run of a known
     schema."""
-    if not isinstance(data, dict) or data.get("kind") != KIND:
-        old = isinstance(data, dict) and data.get("kind") in ("conformance.opinfo", "fuzz") and "schema" in data
-        why = "has an older result schema; run again to renew it" if old else "is not a conformance result file; give "
-        why += "" if old else "an opinfo.json or a fuzz.json"
-        raise ReportError(f"{source} {why}.")
-    if data.get("schema") != SCHEMA:
+    kind, schema = (data.get("kind"), data.get("schema")) if isinstance(data, dict) else (None, None)
+    if kind not in (KIND, *FORMER_KINDS) or (kind != KIND and schema is None):
+        raise ReportError(f"{source} is not a conformance result file; give an opinfo.json or a fuzz.json.")
+    if (kind, schema) != (KIND, SCHEMA):
+        of = "" if kind == KIND else f" of the former kind {kind!r}"
         raise ReportError(
-            f"{source} has result schema {data.get('schema')!r} and this version reads {SCHEMA}; run again to renew it."
+            f"{source} has result schema {schema!r}{of} and this version reads {SCHEMA}; run again to renew it."
         )
     known = {field.name for field in dataclasses.fields(Run)} & data.keys()
     results, held = [], data.get("results", [])

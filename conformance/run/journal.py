@@ -18,7 +18,6 @@ from conformance.record import result as model
 from conformance.record.errors import ReportError, UsageError
 from conformance.record.result import Result, Run
 
-SCHEMA = 1
 NAME = "{}-progress.jsonl"
 """Name of the file, for a source's `stem`."""
 
@@ -31,7 +30,7 @@ class Journal:
     """
 
     def __init__(self, folder: Path, stem: str, identity: Mapping[str, Any], resume: bool = False) -> None:
-        self.path, self.identity = folder / NAME.format(stem), {"schema": SCHEMA, **identity}
+        self.path, self.identity = folder / NAME.format(stem), {"schema": model.SCHEMA, **identity}
         self.finished: list[Result] = []
         self.seconds = 0.0
         try:
@@ -52,6 +51,11 @@ class Journal:
         head, *lines = self.path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1] or [""]
         try:
             identity = json.loads(head)
+            if identity["schema"] != model.SCHEMA:
+                raise ReportError(
+                    f"{self.path} has result schema {identity['schema']!r} and this version reads {model.SCHEMA}; run "
+                    "without --resume, or with the version that wrote it."
+                )
             if identity != self.identity:
                 raise UsageError(
                     f"{self.path} is of another run: --resume needs the target, the selection, the shard and the "

@@ -127,6 +127,14 @@ class TestResume:
             assert journal.finished == []
         assert not (tmp_path / NAME.format("opinfo")).exists()
 
+    def test_a_journal_of_another_version(self, tmp_path: Path) -> None:
+        """A journal of another version says so in one sentence, and what to do. Formerly it was of another run, or
+        damaged."""
+        head = {"schema": 1, "target": "cpu"}
+        (tmp_path / NAME.format("opinfo")).write_text(json.dumps(head) + "\n")
+        with pytest.raises(errors.ReportError, match=r"has result schema 1 and this version reads .*without --resume"):
+            Journal(tmp_path, "opinfo", {"target": "cpu"}, resume=True)
+
     def test_what_it_keeps(self, tmp_path: Path) -> None:
         """The journal keeps results and elapsed time, for a run of the same identity only."""
         result = Result("x", "float32", "forward", "as_sampled", Outcome.PASS)
