@@ -260,15 +260,14 @@ class TestLooks:
         assert rows(page) == 400
 
     def test_ten_thousand_rows(self, opened: Callable[..., Any]) -> None:
-        """Only rows near the screen are elements. A search is fast, and scrolling adds the other rows."""
+        """Only rows near the screen are elements, also after a search, and scrolling adds the other rows."""
         page = opened(html.render(run(*(passed(f"op{n}") for n in range(10_000)))))
         assert page.locator("#count").inner_text() == "10,000 cases"
         assert 100 <= rows(page) < 1_000
-        took = page.evaluate("""() => { const begin = performance.now();
-            for (const word of ["op9", "op99", "op999"]) { location.hash = "q=" + word; dispatchEvent(new Event("hashchange")); }
-            return (performance.now() - begin) / 3; }""")  # noqa: E501 - one piece of script
-        assert took < 500
-        assert page.locator("#count").inner_text() == "11 of 10,000 cases"
+        for word, found in (("op9", "1,111"), ("op999", "11")):
+            page.evaluate("word => { location.hash = 'q=' + word; dispatchEvent(new Event('hashchange')); }", word)
+            assert page.locator("#count").inner_text() == f"{found} of 10,000 cases"
+            assert rows(page) < 1_000
         page.click("#clear")
         before = rows(page)
         page.evaluate("scrollTo(0, document.body.scrollHeight)")
