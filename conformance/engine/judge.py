@@ -17,8 +17,8 @@ import torch
 from conformance.declare.tolerances import covering
 from conformance.engine import rules
 from conformance.engine.decompositions import without_free_choices
-from conformance.engine.executor import Execution, Subject
-from conformance.engine.loading import reference
+from conformance.engine.executor import Execution, Executor, Subject
+from conformance.engine.loading import load_target, reference
 from conformance.engine.rules import Arguments
 from conformance.engine.target import Target
 from conformance.record.measurements import Measurements
@@ -134,6 +134,7 @@ def _judge(
     if mismatches and rules.CHOICE in terms.rules and want.error is None and got.error is None:
         mismatches = without_free_choices(subject, mismatches, want, got)
     mismatches = [mismatch for mismatch in mismatches if not _undefined(subject, terms, mismatch, want, got, target)]
+    mismatches = _not_promised(subject, mismatches, got, target)
     mismatches, arbitrated = (
         _arbitrated(subject, terms, expected, actual, target, mismatches) if mismatches else (mismatches, False)
     )
@@ -182,6 +183,26 @@ def _undefined(
     if "random" in target.facts.lacks and subject.draws:
         return True
     return bool(terms.rules) and rules.decides_nothing(subject, mismatch, want, got, terms.tolerance)
+
+
+LAYOUT = ("shape", "stride", "contiguity")
+
+
+def _not_promised(subject: Judged, mismatches: list[Mismatch], got: Observation, target: Target) -> list[Mismatch]:
+    """Return the mismatches without those of layouts that a device has from PyTorch's own meta functions.
+
+    By these functions torch.compile allocates on every device. Where torch CPU has another layout, such as that of the
+    library that computes its convolutions, torch CPU has chosen it."""
+    of_layout = [mismatch for mismatch in mismatches if mismatch.oracle in LAYOUT and mismatch.where in got.tensors]
+    if not of_layout or target.device.type in ("cpu", "meta") or target.facts.transforms_program:
+        return mismatches
+    promised = Executor(load_target("meta")).run(subject).last
+
+    def is_promised(mismatch: Mismatch) -> bool:
+        seen, there = promised.tensors.get(mismatch.where), got.tensors[mismatch.where]
+        return seen is not None and all(seen.metadata[fact] == there.metadata[fact] for fact in LAYOUT)
+
+    return [mismatch for mismatch in mismatches if mismatch not in of_layout or not is_promised(mismatch)]
 
 
 def _arbitrated(

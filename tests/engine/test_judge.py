@@ -88,6 +88,36 @@ class TestDevice:
             assert judged(subject, "result", lambda seen: {"device": "meta"}, device) == []
 
 
+class TestLayout:
+    """Layouts in which PyTorch's own meta functions differ from torch CPU."""
+
+    CONVOLUTION = Program(
+        (Storage("float32", 12, "arange"),),
+        (Input("a", 0, "float32", (2, 3, 2), (6, 1, 3)),),
+        (Step("nn.functional.conv1d", (tensor("a"), tensor("a"), None, 1, 1), out=("b",)),),
+    )
+    DEVICE = type("Device", (Target,), {"name": "device", "device": torch.device("xpu")})()
+
+    def differing(self, strides: tuple[int, ...], contiguity: str, target: Target = DEVICE) -> list[str]:
+        def changed(seen: Seen) -> dict[str, Any]:
+            facts = {"stride": strides, "contiguity": contiguity}
+            return {"device": target.device.type, "metadata": {**seen.metadata, **facts}}
+
+        return [one.oracle for one in judged(JudgedProgram(self.CONVOLUTION), "b", changed, target)]
+
+    def test_the_meta_function_s(self) -> None:
+        """A device may have the layout that torch.compile expects of it, where the library of torch CPU has another."""
+        assert self.differing((6, 3, 1), "contiguous") == []
+
+    def test_another(self) -> None:
+        """A layout that neither has is a difference."""
+        assert self.differing((1, 2, 6), "strided") == ["stride"]
+
+    def test_on_the_cpu(self) -> None:
+        """What runs on torch CPU has its layout."""
+        assert self.differing((6, 3, 1), "contiguous", reference()) == ["stride", "contiguity"]
+
+
 class TestTolerance:
     GRANTED = Program(
         (Storage("float32", 2, [1.0, 1.0]),),
