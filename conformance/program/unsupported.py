@@ -8,6 +8,7 @@ counted separately.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Collection, Iterable
 
 import torch
@@ -169,6 +170,19 @@ def lacking_operator(program: Program, target: Target) -> str:
     if target.facts.profile is None or not target.facts.profile.operators:
         return ""
     return lacking(operators_of(program, program.steps), target)
+
+
+def disabled_autocast(program: Program, target: Target) -> str:
+    """Return the state of autocast that the program enters and that torch disables, with a warning, since the device
+    does not list the dtype; else ""."""
+    name, kind = "autocast:bfloat16", target.device.type
+    if not any(name in step.under for step in program.every_step):
+        return ""
+    try:
+        with warnings.catch_warnings(action="ignore"), torch.autocast(kind, torch.bfloat16):
+            return "" if torch.is_autocast_enabled(kind) else f"under {name}"
+    except Exception:  # the program itself raises it, and is judged
+        return ""
 
 
 def operators_of(program: Program, steps: Iterable[Step]) -> Collection[str]:

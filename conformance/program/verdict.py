@@ -23,7 +23,7 @@ from conformance.program.steps.fusion import NAME as FUSION
 from conformance.program.steps.layouts import layout_class
 from conformance.program.steps.table import OPS
 from conformance.program.trial import Trial
-from conformance.program.unsupported import lacking_operator, unsupported_reason
+from conformance.program.unsupported import disabled_autocast, lacking_operator, unsupported_reason
 from conformance.record.finding import MOVE, Signature, answers, gist
 from conformance.record.measurements import COMPILED, NOT_COMPILED, UNMEASURED, Measurements
 from conformance.record.names import MEASURED
@@ -122,6 +122,7 @@ def judge_call(
     """Return the verdict on a program of one call; see `calls.judge_program`."""
     program, target, cpu = trial.program, trial.target, trial.cpu
     unsupported = unsupported_reason(program, target.facts) or lacking_operator(program, target)
+    unsupported = unsupported or disabled_autocast(program, target)
     if unsupported:
         return Verdict(unsupported=unsupported)
     if target.facts.transforms_program and not cpu.same_unwatched:

@@ -30,6 +30,7 @@ from conformance.sources.fuzzing import kinds
 from conformance.sources.fuzzing.drawing import Drawing
 from conformance.sources.fuzzing.kinds import PERIOD
 from conformance.standalone.oracles import compare
+from conformance.targets.cpu import CpuTarget
 
 A = tensor("a")
 
@@ -221,6 +222,14 @@ class TestJudging:
         narrow, wide = truth_of(program(step, dtype="int64" if "divide" in step.op else "float32"))
         assert narrow.tensors["b"].dtype in (torch.float16, torch.bfloat16)
         assert wide.tensors["b"].dtype is torch.float64
+
+    def test_autocast_that_torch_disables_is_not_judged(self, monkeypatch):
+        """On a device that does not list bfloat16, torch warns and casts nothing."""
+        step = Step("matmul.state", (A, {"tensor": [[1.0]] * 3, "dtype": "float32"}), out=("b",),
+                    under=("autocast:bfloat16",))  # fmt: skip
+        assert judge_program(program(step), CpuTarget()).unsupported == ""
+        monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)
+        assert judge_program(program(step), CpuTarget()).unsupported == "under autocast:bfloat16"
 
     def test_whether_autograd_will_record_is_seen(self):
         """An inference tensor differs in this fact only."""
