@@ -142,9 +142,9 @@ def judge_call(
     verdict = replace(verdict, mismatches=(*verdict.mismatches, *more), recorded=bool(before))
     if verdict.passed and target.facts.lazy and any(OPS[step.op].family == FUSION for step in program.steps):
         return _step_by_step(trial, verdict, watch)
-    if verdict.passed or verdict.bad_step or not locate or verdict.mismatches[0].oracle in MEASURED:
+    if verdict.passed or not locate or verdict.mismatches[0].oracle in MEASURED:
         return verdict
-    return located(trial, verdict, watch)
+    return _caused_before(trial, verdict, watch) if verdict.bad_step else located(trial, verdict, watch)
 
 
 def may_be_order(program: Program, mismatches: Sequence[Mismatch]) -> bool:
@@ -214,6 +214,16 @@ def located(trial: Trial, verdict: Verdict, watch: Watch) -> Verdict:
         wrong, together = None if transforms else first_bad_beginning(trial, watch), True
     number, cause = wrong or (None, None)
     return replace(_with_cause(verdict, cause), bad_step=number, lazy_only=together)
+
+
+def _caused_before(trial: Trial, verdict: Verdict, watch: Watch) -> Verdict:
+    """Return a verdict on an error at a step with the first bad step: an earlier one, connected with the failed one,
+    may be wrong already, such as a call that returns another dtype."""
+    failed = verdict.bad_step or 0
+    wrong = first_bad_step(trial, watch, failed)
+    if wrong is None or not 0 < wrong[0] < failed or wrong[0] not in connected(trial.program, failed):
+        return verdict
+    return replace(_with_cause(verdict, wrong[1]), bad_step=wrong[0])
 
 
 def _with_cause(verdict: Verdict, cause: Mismatch | None) -> Verdict:

@@ -180,6 +180,30 @@ class TestSearchOfTheBadStep:
         assert suspect(changed, [Mismatch("error", "the run", "no error", "RuntimeError")]) == 0
 
 
+class TestErrorOfAStep:
+    """An error on a device, which names the step that raised it."""
+
+    ERROR = Step("matmul", (tensor("b"), {"tensor": [[1.0]] * 3, "dtype": "float32"}), out=("c",))
+
+    def test_what_was_wrong_before_is_the_cause(self):
+        """The product refuses the dtype that `abs` returned: the finding is that of `abs`."""
+        failing = program(ABS, self.ERROR)
+        verdict = judge_program(failing, TwoFaults())
+        assert (verdict.bad_step, verdict.mismatches[0].where) == (1, "step 2")
+        assert verdict.wrong_first == "b should have dtype torch.float32 and has torch.float64"
+        assert str(signature(failing, verdict)) == str(
+            signature(program(ABS), judge_program(program(ABS), TwoFaults()))
+        )
+
+    def test_another_fault_before_is_not(self):
+        """A wrong tensor that the failed step does not read is a finding of its own."""
+        other = Step("abs", ({"tensor": [1.0], "dtype": "float32"},), out=("z",))
+        target = Faulty().plant("abs mm", lambda call: call.run().double() if len(call.args) == 1 else call.missing)
+        neg = Step("neg", (tensor("a"),), out=("b",))
+        verdict = judge_program(program(other, neg, self.ERROR), target)
+        assert (verdict.bad_step, verdict.wrong_first) == (3, "")
+
+
 class TestSignature:
     def test_it_is_of_the_first_bad_step(self):
         """The signature is that of the first bad step. Regression test: it combined the first oracle of the final
