@@ -21,7 +21,7 @@ from conformance.record.errors import DeviceLost, TargetError, UserError
 from conformance.record.measurements import UNMEASURED, Measurements, growth
 from conformance.standalone.device import is_lost
 from conformance.standalone.input_layout import LayoutUnavailable
-from conformance.standalone.moving import moved, tensors
+from conformance.standalone.moving import send_tree, tensors
 from conformance.standalone.observation import Observation, Raised
 from conformance.standalone.torch_compat import leave_forward_ad
 
@@ -149,7 +149,7 @@ class Executor:
                 if target.device.type == "cpu":  # the target computes on the CPU, so all inputs are already there
                     kept = ()
                 watch(0, news.of(("inputs", signature_of(tensors(tree)))))
-                inputs = moved(tree, target.send, target.device, kept)
+                inputs = send_tree(tree, target.send, target.device, kept)
                 del tree  # memory that the call does not need
                 failed = None
                 transform = self._transform(capture) if capture and target.facts.transforms_program else None
@@ -190,7 +190,7 @@ class Executor:
         except Exception:
             return
         with self._entered(), contextlib.suppress(Exception):
-            inputs = moved(tree, target.send, target.device, () if target.device.type == "cpu" else kept)
+            inputs = send_tree(tree, target.send, target.device, () if target.device.type == "cpu" else kept)
             running = subject.begin(inputs, target, None)
             for number in range(1, running.count + 1):
                 with target.active():

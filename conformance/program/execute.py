@@ -28,7 +28,7 @@ from conformance.program.steps.table import OPS
 from conformance.record.errors import UserError
 from conformance.standalone.device import is_lost
 from conformance.standalone.modes import without_modes
-from conformance.standalone.moving import copied_to_host, moved, observable, rebuild, taken_apart, tensors
+from conformance.standalone.moving import copied_to_host, observable, rebuild, send_tree, taken_apart, tensors
 from conformance.standalone.observation import Observation, Raised, observe, versions_of
 from conformance.standalone.torch_compat import count_modes
 
@@ -351,7 +351,7 @@ def _new_inputs(program: Program) -> dict[str, Any]:
     """Return the inputs on the CPU by name, the given ones as copies."""
     inputs: dict[str, Any] = make_inputs(program)
     if program.given:
-        inputs |= moved(program.make_given(), lambda there: rebuild(there, copied_to_host), CPU)
+        inputs |= send_tree(program.make_given(), lambda there: rebuild(there, copied_to_host), CPU)
     return inputs
 
 

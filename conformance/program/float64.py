@@ -28,7 +28,7 @@ from conformance.program.steps.op import COMPUTE, LOSSY, Op, Step, StepError
 from conformance.program.steps.states import SEEDS, STATES
 from conformance.program.steps.table import OPS
 from conformance.program.unsupported import runs_tagged
-from conformance.standalone.moving import MARKER, leaves, map_leaves, moved, storage_key, tensors, whole_storage
+from conformance.standalone.moving import MARKER, leaves, map_leaves, send_tree, storage_key, tensors, whole_storage
 from conformance.standalone.observation import Observation
 from conformance.standalone.oracles import Mismatch, compare, differing
 from conformance.standalone.rounding import CannotWiden, move_by_units, represented, subject, widened
@@ -163,7 +163,7 @@ def widened_answer(program: Program, reference: Float64Reference | None = None, 
     try:
         drawn = directions_of(program)
         # Tensors that op_db keeps on the CPU are widened too.
-        tree = map_leaves(moved(program.trees, wide.send, wide.device), widened_leaf)
+        tree = map_leaves(send_tree(program.trees, wide.send, wide.device), widened_leaf)
         running = SteppedProgram(program, tree, wide)
         running.replayed, running.constant = iter(drawn), widened_leaf
         running.run(_reseeded(step, change) for step in program.steps)

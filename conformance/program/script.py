@@ -25,7 +25,7 @@ from conformance.program.steps.table import OPS
 from conformance.record.sentences import sentence
 from conformance.standalone.moving import storage_key
 from conformance.standalone.oracles import Mismatch
-from conformance.standalone.script import ScriptBody, bare, carried, judged, render
+from conformance.standalone.script import ScriptBody, bare, carried, comparison_options, render
 from conformance.standalone.tensor_source import NoSource, input_lines
 
 ATTEMPT = """
@@ -125,7 +125,7 @@ def script(
             answer = reference(called)
         exact = sorted(answer.observation.tensors if relation and RELATIONS[relation].bits else answer.exact)
     terms = {"undefined": str(program.undefined), "tolerance": str(dict(program.tolerance))}
-    options = {**judged(target.facts.oracles, target.facts.lacks), "exact": str(exact), **terms, **options}
+    options = {**comparison_options(target.facts.oracles, target.facts.lacks), "exact": str(exact), **terms, **options}
     everything = [textwrap.shorten(str(mismatch), 300) for mismatch in mismatches]
     return render(bug, target.script(), about, first, options, [*everything, *notes])
 

@@ -32,11 +32,11 @@ from conformance.run.terminal import shown
 
 @dataclass(frozen=True)
 class Job:
-    """Code that runs in workers, by the target's spec: `run` returns the result of a case, and `described` the target's
-    environment and the dtypes that it holds (None: all). `modules` are imported beforehand.
+    """Code that runs in workers, by the target's spec: `run` returns the result of a case, and `describe_environment`
+    the target's environment and the dtypes that it holds (None: all). `modules` are imported beforehand.
     """
 
-    described: Callable[[str], tuple[dict[str, str], tuple[str, ...] | None]]
+    describe_environment: Callable[[str], tuple[dict[str, str], tuple[str, ...] | None]]
     run: Callable[[str, Any], Result]
     modules: Sequence[str]
 
@@ -199,7 +199,7 @@ class JobSource(CaseSource):
         """Run the cases of dtypes that the target holds."""
         chosen, target = running.options, running.target
         with self.pool(chosen.place, target, chosen.limits, chosen.jobs, self.job) as pool:
-            running.result.environment, held = pool.ask_first(self.job.described, target)
+            running.result.environment, held = pool.ask_first(self.job.describe_environment, target)
             wanted = [case for case in self.chosen if held is None or case.dtype in held]
             if unheld := len(self.chosen) - len(wanted):
                 running.result.notes.append(f"{unheld} cases of dtypes that the target does not hold were left out.")

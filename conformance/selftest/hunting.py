@@ -51,7 +51,7 @@ class PlantedFault(Named):
         return EVERY[self.op].like
 
 
-def described(target: str) -> tuple[dict[str, str], None]:
+def describe_environment(target: str) -> tuple[dict[str, str], None]:
     """Return the target's environment. Raises TargetError if no fault can be planted in it."""
     return environment(f"mutant:{NOTHING}@{target}"), None
 
@@ -77,7 +77,7 @@ class PlantedFaults(JobSource):
 
     title = "planted faults"
     stem, usual = MUTANTS, Limits(unit=600.0, memory=8.0)
-    job = Job(described, run, (__name__,))
+    job = Job(describe_environment, run, (__name__,))
 
     def cases(self, args: argparse.Namespace) -> tuple[list[PlantedFault], list[str]]:
         """See `JobSource.cases`."""

@@ -179,7 +179,7 @@ Send = Callable[[Any], Any]
 """Function that moves a tree of strided tensors to a device, with their layout and aliasing."""
 
 
-def moved(tree: Any, send: Send, device: torch.device, kept: Collection[int] = ()) -> Any:
+def send_tree(tree: Any, send: Send, device: torch.device, kept: Collection[int] = ()) -> Any:
     """Return the tree where the call will run. `send` moves strided tensors, and sparse tensors by their parts. Tensors
     on a storage in `kept` are copied on the CPU. Meta tensors (of inputs that must raise) stay unchanged, and `MARKER`
     becomes `device`."""

@@ -146,8 +146,8 @@ def tensors_by_name(inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     }
 
 
-class Side(Protocol):
-    """The part of a target that an observation needs."""
+class Observable(Protocol):
+    """A device, as far as observing its tensors needs it."""
 
     def fetch(self, tree: Any) -> Any:
         """Return the tree on the CPU, with one copy per storage."""
@@ -167,7 +167,7 @@ def observe(
     outcome: Any = None,
     inputs: Any = (),
     *,
-    target: Side | None = None,
+    target: Observable | None = None,
     error: BaseException | None = None,
     versions: Mapping[int, int] | None = None,
 ) -> Observation:

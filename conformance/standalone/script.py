@@ -375,7 +375,7 @@ def _named(where: str, inputs: Collection[str]) -> str:
     return f"{{{'given' if root in inputs else 'made'}}}[{root!r}]{bracket}{rest}"
 
 
-def judged(oracles: Collection[str], lacks: Collection[str] = ()) -> dict[str, str]:
+def comparison_options(oracles: Collection[str], lacks: Collection[str] = ()) -> dict[str, str]:
     """Return the options of `compare` that depend on a target's oracles and on the features that the device lacks."""
     unseen = set[str]().union(*(FEATURES[name].oracles for name in lacks))
     unseen |= {"storage"} if {"set_", "as_strided"} <= {*lacks} else set()

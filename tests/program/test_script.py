@@ -25,7 +25,7 @@ from conformance.run.failing_program import FailingProgram, ended
 from conformance.selftest.faults import FAULTS
 from conformance.sources.fuzzing.drawing import Drawing
 from conformance.standalone.oracles import Mismatch
-from conformance.standalone.script import MARKER, bare, judged, own_part
+from conformance.standalone.script import MARKER, bare, comparison_options, own_part
 from tests.planted import liars
 
 TRANSFORM = """DEVICE = 'lying'
@@ -162,7 +162,7 @@ class TestFirstScreen:
 
     def test_what_is_judged_is_named(self):
         """Significant strides are judged if the others are not."""
-        assert judged({"value", "significant_stride"}) == {"oracles": "['value', 'significant_stride']"}
+        assert comparison_options({"value", "significant_stride"}) == {"oracles": "['value', 'significant_stride']"}
 
 
 @functools.cache

@@ -184,14 +184,12 @@ class TestReport:
 
 def test_carried_functions_have_different_names():
     """A script has one namespace, so a second definition of a name would replace the first one. `compare` of programs
-    replaces that of observations, and `moved` of samples that of trees, which no script of a sample needs. Regression
-    test: the repros of known bugs had a third `moved`, so each script of a sample in another layout raised the same
-    error on both sides, and found no difference."""
+    replaces that of observations. Regression test: the repros of known bugs had a `moved` beside that of samples, so
+    each script of a sample in another layout raised the same error on both sides, and found no difference."""
     known: dict[str, list[str]] = {}
     for module in MODULES:
         for name in definitions_of(ROOM / module):
             known.setdefault(name, []).append(module.partition("/")[2])
     assert {name: modules for name, modules in known.items() if len(modules) > 1} == {
-        "compare": ["oracles.py", "script_runtime.py"],
-        "moved": ["moving.py", "sample_runtime.py"],
+        "compare": ["oracles.py", "script_runtime.py"]
     }

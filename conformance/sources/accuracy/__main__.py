@@ -31,7 +31,7 @@ class AccuracyCases(JobSource):
     title = "accuracy"
     stem, usual, variants = ACCURACY, Limits(unit=120.0, memory=8.0), DIRECTIONS
     proposed: Sequence[DeclaredTolerance] = ()
-    job = Job(tasks.described, tasks.run, tasks.MODULES)
+    job = Job(tasks.describe_environment, tasks.run, tasks.MODULES)
 
     def cases(self, args: argparse.Namespace) -> tuple[list[AccuracyCase], list[str]]:
         """See `JobSource.cases`."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MODULES = (__name__, "conformance.sources.accuracy.script")
 
 
-def described(target: str) -> tuple[dict[str, str], tuple[str, ...] | None]:
+def describe_environment(target: str) -> tuple[dict[str, str], tuple[str, ...] | None]:
     """Return the target's environment, and the dtypes that it holds (None: all). Raises TargetError if it cannot be
     used, or has no values to measure.
     """

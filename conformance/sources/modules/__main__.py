@@ -26,7 +26,7 @@ class Modules(JobSource):
 
     title = "modules and optimizers"
     stem, usual = MODULES, Limits(unit=120.0, memory=8.0)
-    job = Job(tasks.described, tasks.run, tasks.MODULES)
+    job = Job(tasks.describe_environment, tasks.run, tasks.MODULES)
     listed, variants = 20, VARIANTS
 
     def cases(self, args: argparse.Namespace) -> tuple[list[StatefulCase], list[str]]:

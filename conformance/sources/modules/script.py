@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from conformance.record.names import ORACLES
 from conformance.sources.modules.table import ROUND_TRIP, StatefulCase
-from conformance.standalone.script import ScriptBody, carried, judged, render
+from conformance.standalone.script import ScriptBody, carried, comparison_options, render
 
 if TYPE_CHECKING:
     from conformance.standalone.oracles import Mismatch
@@ -31,6 +31,6 @@ def standalone(case: StatefulCase, setup: str, number: int, finding: str, mismat
     names = [*(("parameters", "gradients", "arguments") if case.optimizer else ("state", "args", "kwargs"))]
     helpers = carried((called, results, "module_sample" if not case.optimizer else "optimizer_sample", "moved"))
     bug = ScriptBody([helpers, sample, call], ["return moved(GIVEN, device)"], names, program, own)
-    options = {"apart": "taken_apart", **judged({*ORACLES} - {"version"})}
+    options = {"apart": "taken_apart", **comparison_options({*ORACLES} - {"version"})}
     notes = [f"Case {case.id}, sample {number}"]
     return render(bug, setup, finding[:500].replace("\n", " "), mismatch, options, notes, roots=("taken_apart",))

@@ -40,7 +40,7 @@ class Operators(JobSource):
 
     title = "operator"
     stem, usual = OPERATOR, Limits(unit=300.0, memory=10.0)
-    job = Job(tasks.described, tasks.run, tasks.MODULES)
+    job = Job(tasks.describe_environment, tasks.run, tasks.MODULES)
     listed = 0
 
     def cases(self, args: argparse.Namespace) -> tuple[list[OperatorCase], list[str]]:

@@ -32,7 +32,7 @@ from conformance.standalone import torch_compat
 from conformance.standalone import transform_checks as transforms
 from conformance.standalone.derivative_checks import NO_DERIVATIVE
 from conformance.standalone.device import is_lost
-from conformance.standalone.moving import copied_to_host, map_leaves, moved, rebuild, tensors
+from conformance.standalone.moving import copied_to_host, map_leaves, rebuild, send_tree, tensors
 from conformance.standalone.observation import Foreign
 from conformance.standalone.operator_checks import RESULT, CheckedCall, Found, Inputs, NotJudged, is_differentiable
 
@@ -97,7 +97,7 @@ def by_position(function: Callable[..., Any], call: DrawnCall) -> Callable[..., 
 
 def inputs_of(call: DrawnCall) -> Inputs:
     """Return a function that copies the inputs of a call, by their names in findings."""
-    return lambda: moved(by_finding_name(call.values), lambda tree: rebuild(tree, copied_to_host), CPU)
+    return lambda: send_tree(by_finding_name(call.values), lambda tree: rebuild(tree, copied_to_host), CPU)
 
 
 def refusal_of(function: Callable[..., Any], call: DrawnCall) -> str:

@@ -47,7 +47,7 @@ from conformance.sources.operator.table import (
     usual,
     with_fatal,
 )
-from conformance.sources.operator.verdict import CheckVerdict, Difference, sizes_of
+from conformance.sources.operator.verdict import CheckVerdict, Difference, span_of_sizes
 from conformance.standalone.derivative_checks import DETACHED
 from conformance.standalone.moving import leaves
 from conformance.standalone.operator_checks import PROCESS, NotJudged, writes_beyond
@@ -494,7 +494,7 @@ def _verdicts(
         mine = [one for one in outcomes if check == one.kind or check not in EVERY] if check in checks else []
         # The values of a call may be excused, and its other facts, such as written inputs, judged.
         reasons = [excused.get(id(one.call), one.reason) if check == one.kind else one.reason for one in mine]
-        sizes = sizes_of([one.call for one, reason in zip(mine, reasons) if one.call and not reason])
+        sizes = span_of_sizes([one.call for one, reason in zip(mine, reasons) if one.call and not reason])
         if check in by_check:
             first = min(by_check[check], key=lambda difference: position[id(difference.call)])
             others = len(by_check[check]) - 1

@@ -149,8 +149,8 @@ def call_of_other_sizes(trial: Examination, finding: Difference) -> DrawnCall | 
     """Return the call whose sizes a difference names; None if they are those of its own call, or none."""
     if finding.check not in ("symbolic", "dynamic"):
         return None
-    others = (other for other in other_sizes(trial, finding.call) if sizes_of(other) in finding.mismatch.detail)
-    return None if sizes_of(finding.call) in finding.mismatch.detail else next(others, None)
+    others = (other for other in other_sizes(trial, finding.call) if shapes_in_words(other) in finding.mismatch.detail)
+    return None if shapes_in_words(finding.call) in finding.mismatch.detail else next(others, None)
 
 
 def new_values(finding: Difference) -> dict[str, Any] | None:
@@ -158,8 +158,8 @@ def new_values(finding: Difference) -> dict[str, Any] | None:
     return renewed(finding.call) if "renewed" in PROCEDURES[CHECKS[finding.check].procedure].uses else None
 
 
-def sizes_of(call: DrawnCall) -> str:
-    """Return the sizes of a call's tensors as a difference of `symbolic` or `dynamic` states them."""
+def shapes_in_words(call: DrawnCall) -> str:
+    """Return the shapes of a call's tensors as a difference of `symbolic` or `dynamic` states them."""
     return str([tuple(tensor.shape) for tensor in tensors(call.values)])
 
 

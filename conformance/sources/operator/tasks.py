@@ -71,7 +71,7 @@ class OperatorCase(Named):
         return f"{self.op}(...)"
 
 
-def described(target: str) -> tuple[dict[str, str], None]:
+def describe_environment(target: str) -> tuple[dict[str, str], None]:
     """Return the environment of torch CPU."""
     return environment(target), None
 

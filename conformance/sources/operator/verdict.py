@@ -157,7 +157,7 @@ def laid_in_columns(line: tuple[str, str, str, str], widths: Sequence[int]) -> s
     return f"{name:<{widths[0]}}  {count:>{widths[1]}}  {sizes:<{widths[2]}}  {said}".rstrip()
 
 
-def sizes_of(calls: Sequence[DrawnCall]) -> str:
+def span_of_sizes(calls: Sequence[DrawnCall]) -> str:
     """Return the least and the largest value of each size of the calls, or of their numbers of elements."""
     if not calls:
         return ""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from conformance.record.names import DIFFERENTIATED, ORACLES, SPECIALS_BACKWARD, TIERS
 from conformance.sources.opinfo.arguments import Origin, written
 from conformance.sources.opinfo.plan import ADDING_UP, Case, takes_specials
-from conformance.standalone.script import ScriptBody, carried, defined, judged, render
+from conformance.standalone.script import ScriptBody, carried, comparison_options, defined, render
 
 if TYPE_CHECKING:
     from conformance.standalone.oracles import Mismatch
@@ -91,7 +91,7 @@ def from_op_db(
         setup,
         finding[:500].replace("\n", " "),
         mismatch,
-        {"apart": "taken_apart", **(options or judged({*ORACLES} - {"version"}, lacks))},
+        {"apart": "taken_apart", **(options or comparison_options({*ORACLES} - {"version"}, lacks))},
         [f"Case {case.id}, sample {index}", *notes],
         roots=("taken_apart",),
     )

@@ -22,7 +22,7 @@ from conformance.sources.opinfo.sample_script import from_op_db
 from conformance.sources.opinfo.sampling import Sample
 from conformance.standalone.moving import storage_key, tensors
 from conformance.standalone.oracles import Mismatch
-from conformance.standalone.script import judged
+from conformance.standalone.script import comparison_options
 from conformance.standalone.script_runtime import leaves_by_name
 from conformance.standalone.tensor_source import input_lines
 
@@ -90,7 +90,7 @@ def standalone(
         mismatches = [mismatch] if mismatch is not None else []
         return program_script(program, target, mismatches, [f"Case {program.note}", *notes], None, finding)
     options = {
-        **judged(terms.oracles or target.facts.oracles - {"version"}, target.facts.lacks),
+        **comparison_options(terms.oracles or target.facts.oracles - {"version"}, target.facts.lacks),
         "undefined": str((*terms.undefined, "value of result") if own_process else terms.undefined),
         "tolerance": str({name: terms.tolerance[name] for name in [case.dtype] if name in terms.tolerance}),
     }

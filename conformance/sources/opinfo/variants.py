@@ -27,7 +27,7 @@ from conformance.sources.opinfo import catalog, script, seeding, undefined
 from conformance.sources.opinfo.plan import Case
 from conformance.sources.opinfo.sampling import Sample
 from conformance.standalone.layouts import contiguous_stride
-from conformance.standalone.moving import moved, tensors
+from conformance.standalone.moving import send_tree, tensors
 from conformance.standalone.oracles import Tolerance
 
 NO_SPECIALS = "it has no tensor that special values can be placed in"
@@ -128,7 +128,7 @@ def _on_tensor(attribute: str, suffix: str, case: Case, op: Any, sample: Sample)
 
 
 def _out(case: Case, op: Any, sample: Sample) -> Iterator[Program]:
-    copied = moved(sample.tree, reference().send, reference().device, sample.kept)
+    copied = send_tree(sample.tree, reference().send, reference().device, sample.kept)
     try:
         seeding.seed()
         result = op.op(copied["input"], *copied["args"], **copied["kwargs"])

@@ -41,7 +41,7 @@ class Repros(JobSource):
 
     title = "known bugs"
     stem, usual = REPROS, Limits(unit=120.0, memory=8.0, recycle=1)
-    job, pool = Job(tasks.described, tasks.run, tasks.MODULES), ReproPool
+    job, pool = Job(tasks.describe_environment, tasks.run, tasks.MODULES), ReproPool
     listed, variants = 20, KINDS
 
     def cases(self, args: argparse.Namespace) -> tuple[list[ReproCase], list[str]]:

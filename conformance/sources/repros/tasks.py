@@ -29,7 +29,7 @@ REPRO_STEP = "the repro"
 """Step of a worker that runs a repro, on torch CPU and on the target."""
 
 
-def described(target: str) -> tuple[dict[str, str], None]:
+def describe_environment(target: str) -> tuple[dict[str, str], None]:
     """Return the target's environment. Raises TargetError if it cannot be used."""
     return environment(target), None
 

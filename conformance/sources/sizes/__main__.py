@@ -28,7 +28,7 @@ class SizesCases(JobSource):
 
     title = "sizes"
     stem, usual, variants = SIZES, Limits(unit=300.0, memory=10.0, recycle=1), DIRECTIONS
-    job = Job(tasks.described, tasks.run, tasks.MODULES)
+    job = Job(tasks.describe_environment, tasks.run, tasks.MODULES)
 
     def cases(self, args: argparse.Namespace) -> tuple[list[SizesCase], list[str]]:
         """See `JobSource.cases`."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MODULES = (__name__, "conformance.sources.sizes.script")
 
 
-def described(target: str) -> tuple[dict[str, str], tuple[str, ...] | None]:
+def describe_environment(target: str) -> tuple[dict[str, str], tuple[str, ...] | None]:
     """Return the target's environment, and the dtypes that it holds (None: all). Raises TargetError if it cannot be
     used or has no values to compare, or if peak memory cannot be measured on this machine.
     """
@@ -50,10 +50,10 @@ def run(target: str, case: SizesCase) -> Result:
     from conformance.sources.sizes.measure import measure
     from conformance.sources.sizes.script import standalone
 
-    return judged_by(judged, measure, "torch CPU", target, case, standalone)
+    return judged_by(judge_measured, measure, "torch CPU", target, case, standalone)
 
 
-def judged(case: SizesCase, setup: str, sides: tuple[MeasuredCall, MeasuredCall]) -> Result:
+def judge_measured(case: SizesCase, setup: str, sides: tuple[MeasuredCall, MeasuredCall]) -> Result:
     """Return the result of a case that both sides, torch CPU and the target, have answered."""
     from conformance.sources.sizes.script import standalone
     from conformance.standalone.sizes import faults

@@ -61,7 +61,7 @@ class Upstream(JobSource):
 
     title = "PyTorch's own tests"
     stem, usual = UPSTREAM, Limits(unit=120.0, memory=8.0, recycle=5000)
-    job, pool = Job(tasks.described, tasks.run, tasks.MODULES), TestPool
+    job, pool = Job(tasks.describe_environment, tasks.run, tasks.MODULES), TestPool
     listed, variants = 20, (TESTS, LOADING)
 
     def prepare(self, session: Session) -> None:
@@ -90,7 +90,7 @@ class Upstream(JobSource):
         chosen, target = running.options, running.target
         with self.pool(chosen.place, target, chosen.limits, chosen.jobs, self.job) as pool:
             assert isinstance(pool, TestPool)
-            running.result.environment, held = pool.ask_first(self.job.described, target)
+            running.result.environment, held = pool.ask_first(self.job.describe_environment, target)
             cases = self._listed(pool)
             self._check(cases)
             wanted = [case for case in cases if held is None or {*_dtypes_of(case.dtype)} <= {*held}]

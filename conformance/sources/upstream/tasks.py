@@ -32,7 +32,7 @@ DECLARED_LACKING = "declared lacking: "
 """First words of the reason of a test that fails for want of an operator that the profile declares."""
 
 
-def described(target: str) -> tuple[dict[str, str], tuple[str, ...] | None]:
+def describe_environment(target: str) -> tuple[dict[str, str], tuple[str, ...] | None]:
     """Return the target's environment, and the dtypes that it holds (None: all). Raises TargetError for a target that
     PyTorch's tests cannot reach."""
     under_test = loaded(target)

@@ -214,7 +214,7 @@ class TestCommand:
     def test_a_target_that_holds_no_state_is_refused(self) -> None:
         for target in ("meta", "vmap", "functionalize"):
             with pytest.raises(TargetError, match="cannot hold a module"):
-                tasks.described(target)
+                tasks.describe_environment(target)
 
     def test_torch_defines_no_fused_form_for_a_device(self) -> None:
         """This is a reason to skip, by torch's own list, and not an exception of the device."""

@@ -27,7 +27,7 @@ class TestSampling:
         from conformance.engine.target import Target
         from conformance.sources.opinfo.catalog import find
         from conformance.sources.opinfo.sampling import samples
-        from conformance.standalone.moving import moved
+        from conformance.standalone.moving import send_tree
 
         class Meta(Target):
             name = "meta"
@@ -38,7 +38,7 @@ class TestSampling:
         import torch
 
         sample = next(samples(find(case("tensor_split")), "forward", torch.float32, "as_sampled", 1))
-        sent = moved(sample.tree, Meta().send, torch.device("meta"), sample.kept)
+        sent = send_tree(sample.tree, Meta().send, torch.device("meta"), sample.kept)
         assert (sent["input"].device.type, sent["args"][0].device.type) == ("meta", "cpu")
 
     def test_an_accelerator_stands_for_the_target(self, cpu: Any, monkeypatch: Any) -> None:

@@ -35,7 +35,7 @@ SCHEMA = Path(model.__file__).with_name("result.schema.json")
 def failures_of(name: str, target: Any, scale: str = "small", variant: str = "forward") -> tuple[Failure, ...]:
     """Findings of a row on a target."""
     (case,) = select([name], [], [], [variant], scale)
-    return tasks.judged(case, target.script(), measure(case, target)).failures
+    return tasks.judge_measured(case, target.script(), measure(case, target)).failures
 
 
 def outcomes(folder: Path) -> dict[str, str]:

@@ -173,7 +173,7 @@ class TestRunning:
     def test_targets_that_the_tests_do_not_reach(self, target: str, said: str) -> None:
         """A test makes its tensors on a device. A target that only moves or transforms them would not be tested."""
         with pytest.raises(TargetError, match=said):
-            tasks.described(target)
+            tasks.describe_environment(target)
 
     def test_a_mode_is_a_device(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The tests run under the modes of a device that is one, and see its wrong answer."""
