@@ -39,7 +39,7 @@ from conformance.program.steps.op import (
 CONSTANTS, SCALARS, CONVERSIONS, INDICES = "constants", "scalars", "conversions", "indices"
 REARRANGED, REWRITTEN, UNCHANGED = "rearranged", "rewritten", "unchanged"
 DERIVATIVES, SIZES, SIDE_EFFECTS, OVERLAPS = "derivatives", "sizes", "side effects", "overlaps"
-EXTREMES = "extremes"
+EXTREMES, MAGNITUDES = "extremes", "magnitudes"
 DOMAINS = "domains"
 POSITIONS, RESTRIDED, ZEROS, REGIONS = "positions", "restrided", "signs of zeros", "regions"
 QUANTIZED, EQUAL_OUTS, MISFITS, GRADIENTS = "quantized", "equal outs", "misfits", "own gradients"
@@ -72,6 +72,7 @@ ROWS_OF = {
     UNCHANGED: COMPUTING,
     OVERLAPS: COMPUTING,
     EXTREMES: replace(COMPUTING, settled=True),
+    MAGNITUDES: replace(LOSING, may_raise=False),
     DOMAINS: LOSING,
     POSITIONS: replace(COMPUTING, settled=True, may_raise=False),
     RESTRIDED: replace(COMPUTING, may_raise=False),
@@ -255,14 +256,25 @@ def _constants(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
     return []
 
 
-# Scalars: Python numbers at the ends of a dtype, and beyond.
+# Scalars: Python numbers at the ends of a dtype, beyond, and between its numbers.
+
+BETWEEN = (0.1, 1 / 3, 2049.0, -0.7, 1e-3, 2.0**24 + 1)
+"""Numbers that narrow dtypes round. The rounded number and the number differ where a kernel computes in a wider one."""
+
+
+def _rounded(d: Draw, known: Sequence[str]) -> list[Wanted]:
+    """Draw an input that in a third of the cases holds the rounded numbers of `BETWEEN`."""
+    (source,) = _special(d, known)
+    if source.dtype not in FLOATS or not d.chance(1, 3):
+        return [source]
+    return [source._replace(values=[d.choice(BETWEEN) for _ in range(math.prod(source.size))])]
 
 
 def _scalar(k: DrawContext, dtype: torch.dtype, divides: bool = False) -> Json:
     if dtype.is_floating_point:
         floats = torch.finfo(dtype)
         ends = (floats.max, floats.min, floats.tiny, 1e39, -1e39, 1e300, 65520.0, 3.4e38)
-        return number(k.choice((*ends, math.nan, math.inf, -math.inf, -0.0, 2**31, 0, 1)))
+        return number(k.choice((*ends, *BETWEEN, math.nan, math.inf, -math.inf, -0.0, 2**31, 0, 1)))
     info = torch.iinfo(dtype)
     whole = (info.max, info.min, info.max + 1, info.min - 1, 2 * info.max + 2, 256, 300, -129, 2**31, 2**40, 2**63 - 1)
     if divides:  # the least integer by -1, and anything by 0, end the process
@@ -364,6 +376,54 @@ def _short_expressions(k: DrawContext, names: list[str], offer: Offer) -> list[S
             name = _result(k, offer, f"{EXTREMES}:{op}", tensor(name), *args, local=k.chance(3, 4))
         op, args, kwargs = (_divided if k.chance(1, 2) else _compared)(k, name, other)
         offer(Step(f"{EXTREMES}:{op}", tuple(args), kwargs, _fresh(k)))
+    return []
+
+
+# Magnitudes: functions of numbers of all magnitudes. A formula may overflow, cancel or leave its series before the
+# function does. The elements of short inputs are computed one by one, those of longer ones as vectors.
+
+OF_ONE = (
+    *("sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p"),
+    *("sin", "cos", "tan", "asin", "acos", "atan", "sqrt", "rsqrt", "reciprocal", "square", "sigmoid", "logit", "erf"),
+    *("erfc", "erfinv", "lgamma", "digamma", "sinc", "i0", "special.i0e", "special.i1", "special.i1e", "special.ndtr"),
+    *("special.log_ndtr", "special.ndtri", "special.erfcx", "special.entr", "special.bessel_j0", "special.bessel_j1"),
+    *("nn.functional.softplus", "nn.functional.logsigmoid", "nn.functional.gelu", "nn.functional.silu"),
+    *("nn.functional.mish", "nn.functional.elu", "nn.functional.selu", "nn.functional.tanhshrink"),
+)
+OF_TWO = (
+    *("hypot", "logaddexp", "logaddexp2", "atan2", "div", "pow", "fmod", "remainder", "xlogy", "special.xlog1py"),
+    *("mul", "nextafter", "copysign", "float_power", "floor_divide"),
+)
+
+
+def _magnitudes(d: Draw, known: Sequence[str]) -> list[Wanted]:
+    """Draw two inputs of all magnitudes of a dtype."""
+    dtype = _dtype(d, FLOATS, known)
+    size = (d.choice((17, 3, 1, 33, 64)),)
+    return [Wanted(dtype, size, [_magnitude(d, dtype) for _ in range(size[0])]) for _ in range(2)]
+
+
+def _magnitude(d: Draw, dtype: str) -> float:
+    """Draw a number: one of any exponent, one whose exponential is near the largest or least number, or a small one."""
+    info = torch.finfo(getattr(torch, dtype))
+    kind, sign = d.integer(0, 2), d.choice((1.0, -1.0))
+    if kind == 0:
+        return sign * d.integer(0, 40) / 8
+    if kind == 1:
+        end = d.choice((math.log(info.max), -math.log(info.smallest_normal)))
+        return sign * (end + d.integer(-12, 12) / 8) * d.choice((1.0, 1.0, 0.5))
+    least, largest = (round(math.log2(one)) for one in (info.smallest_normal * info.eps, info.max))
+    return sign * (1 + d.integer(0, 15) / 16) * 2.0 ** d.integer(least, largest - 1)
+
+
+def _of_all_magnitudes(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
+    for _ in range(k.choice((3, 4, 2))):
+        x, y = names if k.chance(1, 2) else names[::-1]
+        if k.chance(1, 4):
+            x = _result(k, offer, f"{MAGNITUDES}:{k.choice(('neg', 'abs'))}", tensor(x), local=True)
+        two = k.chance(1, 4)
+        op = k.choice(OF_TWO if two else OF_ONE)
+        _result(k, offer, f"{MAGNITUDES}:{op}", tensor(x), *([tensor(y)] if two else []))
     return []
 
 
@@ -624,6 +684,16 @@ NOTHING: dict[str, Rest] = {
     "clone": _none,
 }
 NOTHING_METHODS = frozenset({"to", "type_as", "contiguous"})
+RESIZED: dict[str, Rest] = {
+    "nn.functional.interpolate": lambda k, t: (
+        [[*t.size()[2:]]],
+        k.choice(({}, {"mode": "linear"}, {"mode": "linear", "align_corners": True}, {"mode": "area"})),
+    ),
+    "nn.functional.adaptive_avg_pool1d": lambda k, t: ([t.size(2)], {}),
+    "nn.functional.adaptive_max_pool1d": lambda k, t: ([t.size(2)], {}),
+    **dict.fromkeys(("nn.functional.avg_pool1d", "nn.functional.max_pool1d"), _args(1)),
+}
+"""Operators of batches with channels that change nothing if the size stays."""
 
 
 def _unchanged(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
@@ -631,6 +701,13 @@ def _unchanged(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
     if k.chance(1, 3):
         start = name = _result(k, offer, f"{UNCHANGED}:add", tensor(name), 1)
     for _ in range(k.choice((1, 1, 2))):
+        if k[name].is_floating_point() and k.chance(1, 8):
+            while k[name].dim() < 3:
+                name = _result(k, offer, f"{UNCHANGED}:unsqueeze", tensor(name), 0, local=k.chance(1, 2))
+            op = k.choice(tuple(RESIZED))
+            args, kwargs = RESIZED[op](k, k[name])
+            name = _result(k, offer, f"{UNCHANGED}:{op}", tensor(name), *args, **kwargs)
+            continue
         op = k.choice(tuple(NOTHING))
         args, kwargs = NOTHING[op](k, k[name])
         operands: list[Json] = [tensor(name), *args]
@@ -825,7 +902,7 @@ def _signed_zeros(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
 # Regions: functions that are compiled once, and called under two guards.
 
 KINDS_OF_REGIONS = ("nested", "nested twice", "cond", "nested without grad")
-KINDS_OF_LOOPS = ("while", "while twice", "while beside")
+KINDS_OF_LOOPS = ("while", "while twice", "while beside", "scan", "scan backwards", "map")
 REGION_CALLS = ("add", "mul", "neg", "flip", "sum", "double")
 LOOP_CALLS = ("add", "mul", "neg", "flip")
 """Calls of a region that repeats: sums would leave the numbers that are exact."""
@@ -1093,9 +1170,10 @@ def _side_effects(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
 
 TOPICS: dict[str, Topic] = {
     CONSTANTS: Topic(lambda d, known: [], _constants),
-    SCALARS: Topic(_special, _scalars),
+    SCALARS: Topic(_rounded, _scalars),
     CONVERSIONS: Topic(_outside, _conversions),
     EXTREMES: Topic(_extremes, _short_expressions),
+    MAGNITUDES: Topic(_magnitudes, _of_all_magnitudes),
     INDICES: Topic(_indexed_inputs, _indices),
     REARRANGED: Topic(_factors, _rearranged),
     REWRITTEN: Topic(_self_inputs, _rewritten),

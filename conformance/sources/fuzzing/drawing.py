@@ -38,7 +38,7 @@ from conformance.record.program_stats import Cell
 from conformance.run.campaign.drawing_counts import Tally
 from conformance.sources.fuzzing.kinds import APART, DTYPES, ORDINARY, STEPS, Turn, kind_of
 
-VERSION = 5
+VERSION = 6
 """Version of the drawing: with another one, a seed and a number may be another program. A report states it, and a
 campaign of another version is not resumed. Increase it with each change of what is drawn."""
 

@@ -201,6 +201,24 @@ def _loop_of_its_first_turns() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _scans_forwards() -> Iterator[None]:
+    """A scan of the reversed rows returns its results in the order in which it made them."""
+
+    def scanned(turn, state, rows, reverse):
+        made = []
+        for row in reversed(rows.unbind()) if reverse else rows.unbind():
+            state, result = turn(state, row)
+            made.append(result)
+        return state, torch.stack(made)
+
+    with (
+        mock.patch.object(torch._higher_order_ops, "scan", scanned),
+        mock.patch.object(torch.compiler, "is_compiling", return_value=True),
+    ):
+        yield
+
+
+@contextlib.contextmanager
 def _derives_the_forward() -> Iterator[None]:
     """Autograd derives what a function computes, and its own backward is lost."""
     with mock.patch.dict(snippets.GRADIENT_FUNCTIONS, {"saves its result": lambda x: x * 2 + 1}):
@@ -211,6 +229,21 @@ def _returns_its_operand(mode, op, args, kwargs):
     alone = op is aten.cat.default and len(args[0]) == 1
     padded = op is aten.constant_pad_nd.default and not any(args[1])
     return args[0][0] if alone else args[0] if padded else op(*args, **kwargs)
+
+
+def _half_of_a_difference(mode, op, args, kwargs):
+    return (args[0].exp() - (-args[0]).exp()) / 2 if op is aten.sinh.default else op(*args, **kwargs)
+
+
+def _compares_unrounded(mode, op, args, kwargs):
+    compares = op in (aten.eq.Scalar, aten.ne.Scalar, aten.le.Scalar, aten.lt.Scalar, aten.ge.Scalar, aten.gt.Scalar)
+    return op(args[0].double() if compares else args[0], *args[1:], **kwargs)
+
+
+def _returns_what_keeps_its_size(mode, op, args, kwargs):
+    result = op(*args, **kwargs)
+    resamples = "upsample" in op.name() or "adaptive" in op.name()
+    return args[0] if resamples and result.shape == args[0].shape else result
 
 
 def _allows_overlaps(mode, op, args, kwargs):
@@ -278,6 +311,8 @@ FAULTS: dict[str, tuple[str, Callable[..., object]]] = {
     "a binary operator keeps the first dtype": (functions.PROMOTION, _keeps_the_first_dtype),
     "a scan of constants ignores dtype=": (functions.CONSTANTS, _ignores_dtype),
     "numbers beyond the dtype are accepted": (functions.SCALARS, _accepts_numbers),
+    "a number is compared before it is rounded": (functions.SCALARS, _compares_unrounded),
+    "sinh is half of a difference of exponentials": (functions.MAGNITUDES, _half_of_a_difference),
     "an integer wraps after it is compared": (functions.EXTREMES, _wraps_late),
     "a floor division floors the quotient": (functions.EXTREMES, _floors_quotients),
     "index_add counts from the end": (functions.INDICES, _negative_indices),
@@ -285,6 +320,7 @@ FAULTS: dict[str, tuple[str, Callable[..., object]]] = {
     "the flip of a sum of products is lost": (functions.REARRANGED, _flips_nothing),
     "a rearrangement reads what was before a write": (functions.REWRITTEN, _reads_before_the_write),
     "an operation that changes nothing returns its operand": (functions.UNCHANGED, _returns_its_operand),
+    "a resampling to the same size returns its operand": (functions.UNCHANGED, _returns_what_keeps_its_size),
     "a write from overlapping memory is accepted": (functions.OVERLAPS, _allows_overlaps),
     "jacfwd returns a transposed Jacobian": (functions.DERIVATIVES, _transposed_jacobian),
     "a legacy constructor takes a size as numbers": (functions.SIZES, _size_as_numbers),
@@ -293,6 +329,7 @@ FAULTS: dict[str, tuple[str, Callable[..., object]]] = {
     "a product with zero is folded to zeros": (functions.ZEROS, _folds_products_with_zero),
     "a region is compiled for one dtype": (functions.REGIONS, _region_of_one_dtype),
     "a loop makes the turns of its first call": (functions.REGIONS, _loop_of_its_first_turns),
+    "a scan of reversed rows returns them reversed": (functions.REGIONS, _scans_forwards),
     "the backward of a function is lost": (functions.GRADIENTS, _derives_the_forward),
     "an append by a method is lost": (functions.SIDE_EFFECTS, _loses_an_append),
     "a generator that leaves the function is consumed": (functions.SIDE_EFFECTS, _ends_a_generator),

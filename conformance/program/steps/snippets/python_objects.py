@@ -252,8 +252,24 @@ def objects() -> dict[str, tuple[Callable[[], Any], Callable[[], Callable[[], No
     """Return the properties of Python objects that a compiled function depends on, by kind: a function that reads the
     property, and one that changes it and returns a function that restores it."""
 
+    class Sum:
+        """A descriptor."""
+
+        factor = 2
+
+        def __get__(self, of: Any, owner: Any = None) -> int:
+            return of.value + self.factor
+
+    class Slotted:
+        __slots__ = ("value",)
+        value: int
+
+    class Falling:
+        def __getattr__(self, name: str) -> int:
+            return fallen[name]
+
     class Kept:
-        scale = 2
+        scale, described = 2, Sum()
 
         def __init__(self) -> None:
             self.value, self.parts, self.named = 2, [2, 3], {"key": 2}
@@ -295,7 +311,8 @@ def objects() -> dict[str, tuple[Callable[[], Any], Callable[[], Callable[[], No
         return 3
 
     library, other_library = types.ModuleType("library"), types.ModuleType("other_library")
-    kept, holder, enclosed = Kept(), Holder(), 2
+    kept, holder, enclosed, slotted, falling = Kept(), Holder(), 2, Slotted(), Falling()
+    slotted.value, fallen = 2, {"absent": 2}
 
     def setting(of: Any, name: str, value: Any) -> Callable[[], Callable[[], None]]:
         def change() -> Callable[[], None]:
@@ -366,6 +383,9 @@ def objects() -> dict[str, tuple[Callable[[], Any], Callable[[], Callable[[], No
         "code of a method": (called, setting(Kept.method, "__code__", three.__code__)),
         "default": (called_with_default, setting(Kept.with_default, "__defaults__", (3,))),
         "property": (lambda: kept.computed, setting(kept, "value", 3)),
+        "descriptor": (lambda: kept.described, setting(Sum, "factor", 3)),
+        "slot": (lambda: slotted.value, setting(slotted, "value", 3)),
+        "absent attribute": (lambda: falling.absent, exchanging(fallen, "absent", 3)),
         "class": (called, setting(kept, "__class__", Other)),
         "another class": (lambda: 2 if isinstance(kept, kept.kind) else 3, setting(kept, "kind", Other)),
         "module": (lambda: 2 if kept.library is library else 3, setting(kept, "library", other_library)),

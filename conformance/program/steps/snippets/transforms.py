@@ -117,7 +117,8 @@ def region(tensor: torch.Tensor, kind: str, calls: list[str]) -> torch.Tensor:
     `calls` are the operations of the function. "nested" is a region that is called with tensors of one kind, "nested
     twice" one that is called with other sizes, strides and dtypes, "nested without grad" one that is called in both
     modes of autograd. "cond" chooses between two regions by an element. "while" repeats a region, "while twice" does so
-    for other sizes and dtypes and for no turn, and "while beside" reads a tensor from outside of the region."""
+    for other sizes and dtypes and for no turn, and "while beside" reads a tensor from outside of the region. "map"
+    calls the region for each row, and "scan" and "scan backwards" pass a state from row to row."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
         result = x
@@ -158,7 +159,29 @@ def region(tensor: torch.Tensor, kind: str, calls: list[str]) -> torch.Tensor:
             state = turn(*state)
         return state[1]
 
+    def scanned(rows: torch.Tensor, backwards: bool) -> list[torch.Tensor]:
+        def turn(state: torch.Tensor, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            after = state + function(row)
+            return after, after * 2
+
+        state = rows[0] + 1
+        if torch.compiler.is_compiling():  # outside of a compiler, scan starts one
+            return [*torch._higher_order_ops.scan(turn, state, rows, reverse=backwards)]
+        made = []
+        for row in reversed(rows.unbind()) if backwards else rows.unbind():
+            state, result = turn(state, row)
+            made.append(result)
+        return [state, torch.stack(made[::-1] if backwards else made)]
+
+    def mapped(rows: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling():  # outside of a compiler, map starts one
+            return torch._higher_order_ops.map(lambda row, *_: function(row), rows)
+        return torch.stack([function(row) for row in rows.unbind()])
+
     x = tensor.detach()
+    if kind == "map" or kind.startswith("scan"):
+        parts = [mapped(x)] if kind == "map" else scanned(x, kind == "scan backwards")
+        return torch.cat([part.flatten() for part in parts])
     if kind == "cond":
         return branch(x).sum() + 2 * branch(-1 - x.abs()).sum()
     if kind.startswith("while"):
