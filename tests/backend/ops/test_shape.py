@@ -6,6 +6,12 @@ from math import inf, isnan, nan
 
 import pytest
 import torch
+from tinygrad.dtype import dtypes
+from tinygrad.uop import Ops
+from tinygrad.uop.ops import UOp
+
+from conformance.backend import kernels
+from conformance.backend.ops import shape
 
 MAX = {dtype: torch.finfo(dtype).max for dtype in (torch.float32, torch.float64)}
 
@@ -34,3 +40,19 @@ class TestCross:
         assert isnan(first_of_cross(dtype, inf, 1, inf, 1))
         assert isnan(first_of_cross(dtype, MAX[dtype], 2, nan, 1))
         assert first_of_cross(dtype, MAX[dtype], 2, inf, 1) == -inf
+
+
+class TestCat:
+    def test_many_elements_are_chosen_by_their_place(self) -> None:
+        """A list of 40 numbers is joined without padding, whose conditions take seconds to simplify, in one kernel;
+        every bit stays."""
+        numbers = [-0.0, nan, inf, *[float(i) for i in range(37)]]
+        tensors = [torch.tensor(x).to("tiny") for x in numbers]
+        with kernels.count() as k:
+            joined = torch.stack(tensors).cpu()
+        assert k.kernels == 1
+        assert torch.equal(joined.view(torch.int32), torch.tensor(numbers).view(torch.int32))
+        parts = [UOp.new_buffer("CPU", 1, dtypes.float32).reshape((1, 1)) for _ in numbers]
+        graph = shape.joined(parts, 1)
+        assert graph.shape == (1, len(numbers))
+        assert not any(node.op is Ops.PAD and node.device is not None for node in graph.toposort())
