@@ -33,6 +33,7 @@ from . import (
     profiler,
     storages,
     streams,
+    unread_steps,
 )
 from .replacements import replace_at_import, replace_on_first_use
 
@@ -77,6 +78,7 @@ def register() -> None:
     legacy_types.install()
     nested.install()
     pending_errors.install()
+    unread_steps.install()
     processes.install()
     distributed.install()
     profiler.install()

@@ -59,6 +59,7 @@ ON_FIRST_USE: Mapping[str, str] = {
     "process",
     "torch._tensor_str:_tensor_str": "torch formats with some thirty operators, on a host copy without any on the "
     "device",
+    "torch.utils.hooks:RemovableHandle.next_id": "one more hook: the device looks at optimizers after each step",
     "torch.autograd.variable:Variable._execution_engine": "the device guard is Python, and must not be called with an "
     "error pending; backward passes run in the calling thread",
     "torch.nested._internal.sdpa:jagged_scaled_dot_product_attention": "torch's own has CUDA kernels alone",
