@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from conformance.backend import kernels
-from conformance.backend.lazy import steps
+from conformance.backend import forget_calls, kernels
 from conformance.backend.runtime.counters import COUNTERS
 from conformance.backend.torch_api import unread_steps
 
@@ -40,7 +39,7 @@ def train(count: int, make: Optimizer, device: str, read: bool = False) -> list[
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_unread_steps_are_replayed(name: str) -> None:
     """Of 30 steps whose losses stay in a list, nearly all are replayed; the losses are those of steps that are read."""
-    steps.reset_state()
+    forget_calls()
     before = COUNTERS.replayed
     unread = train(30, OPTIMIZERS[name], "tiny")
     assert COUNTERS.replayed - before >= 18
@@ -50,6 +49,7 @@ def test_unread_steps_are_replayed(name: str) -> None:
 
 def test_more_steps_need_no_further_schedule() -> None:
     """After 20 unread steps, 30 make no schedule but that of their list."""
+    forget_calls()
     train(20, OPTIMIZERS["SGD"], "tiny")
     before = COUNTERS.scheduled
     train(30, OPTIMIZERS["SGD"], "tiny")
