@@ -54,13 +54,13 @@ def _joined_elements(parts: Sequence[UOp], dim: int) -> UOp:
     shape[dim] = len(parts)
     places = UOp.arange(len(parts)).reshape(tuple(shape))
 
-    def choose(low: int, high: int) -> UOp:
+    def choose_part(low: int, high: int) -> UOp:
         middle = (low + high) // 2
         if middle == low:
             return parts[low].expand(tuple(shape))
-        return (places < middle).where(choose(low, middle), choose(middle, high))
+        return (places < middle).where(choose_part(low, middle), choose_part(middle, high))
 
-    return choose(0, len(parts))
+    return choose_part(0, len(parts))
 
 
 @value("cat", takes_complex=True, deferrable=True)

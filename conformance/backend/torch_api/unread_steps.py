@@ -46,7 +46,7 @@ def compute_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 def install() -> None:
     """Let torch call `compute_step` after each step of any optimizer, once the device is used."""
 
-    def register() -> None:
+    def add_hook() -> None:
         register_optimizer_step_post_hook(compute_step)
 
-    first_use.on_first_use(register)
+    first_use.on_first_use(add_hook)

@@ -262,7 +262,7 @@ BETWEEN = (0.1, 1 / 3, 2049.0, -0.7, 1e-3, 2.0**24 + 1)
 """Numbers that narrow dtypes round. The rounded number and the number differ where a kernel computes in a wider one."""
 
 
-def _rounded(d: Draw, known: Sequence[str]) -> list[Wanted]:
+def _draw_rounded(d: Draw, known: Sequence[str]) -> list[Wanted]:
     """Draw an input that in a third of the cases holds the rounded numbers of `BETWEEN`."""
     (source,) = _special(d, known)
     if source.dtype not in FLOATS or not d.chance(1, 3):
@@ -396,14 +396,14 @@ OF_TWO = (
 )
 
 
-def _magnitudes(d: Draw, known: Sequence[str]) -> list[Wanted]:
+def _draw_magnitudes(d: Draw, known: Sequence[str]) -> list[Wanted]:
     """Draw two inputs of all magnitudes of a dtype."""
     dtype = _dtype(d, FLOATS, known)
     size = (d.choice((17, 3, 1, 33, 64)),)
-    return [Wanted(dtype, size, [_magnitude(d, dtype) for _ in range(size[0])]) for _ in range(2)]
+    return [Wanted(dtype, size, [_draw_magnitude(d, dtype) for _ in range(size[0])]) for _ in range(2)]
 
 
-def _magnitude(d: Draw, dtype: str) -> float:
+def _draw_magnitude(d: Draw, dtype: str) -> float:
     """Draw a number: one of any exponent, one whose exponential is near the largest or least number, or a small one."""
     info = torch.finfo(getattr(torch, dtype))
     kind, sign = d.integer(0, 2), d.choice((1.0, -1.0))
@@ -1170,10 +1170,10 @@ def _side_effects(k: DrawContext, names: list[str], offer: Offer) -> list[Step]:
 
 TOPICS: dict[str, Topic] = {
     CONSTANTS: Topic(lambda d, known: [], _constants),
-    SCALARS: Topic(_rounded, _scalars),
+    SCALARS: Topic(_draw_rounded, _scalars),
     CONVERSIONS: Topic(_outside, _conversions),
     EXTREMES: Topic(_extremes, _short_expressions),
-    MAGNITUDES: Topic(_magnitudes, _of_all_magnitudes),
+    MAGNITUDES: Topic(_draw_magnitudes, _of_all_magnitudes),
     INDICES: Topic(_indexed_inputs, _indices),
     REARRANGED: Topic(_factors, _rearranged),
     REWRITTEN: Topic(_self_inputs, _rewritten),

@@ -67,5 +67,5 @@ def test_numbers_are_rounded_first(name, dtype):
     for number in (0.1, 0.3, 0.7, 0.013, 1 / 3, 0.9):
         x[:4] = number
         expected, actual = call(x, number), call(x.to("tiny"), number).cpu()
-        exact = name not in ("xlogy", "lerp", "logit")  # which round their steps on torch CPU
-        torch.testing.assert_close(actual, expected, rtol=0 if exact else 2 * torch.finfo(dtype).eps, atol=0)
+        # torch CPU's xlogy also rounds the logarithm before the product: two roundings of half an eps beside one.
+        torch.testing.assert_close(actual, expected, rtol=1.5 * torch.finfo(dtype).eps * (name == "xlogy"), atol=0)

@@ -159,28 +159,28 @@ def region(tensor: torch.Tensor, kind: str, calls: list[str]) -> torch.Tensor:
             state = turn(*state)
         return state[1]
 
-    def scanned(rows: torch.Tensor, backwards: bool) -> list[torch.Tensor]:
-        def turn(state: torch.Tensor, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def scan_rows(rows: torch.Tensor, backwards: bool) -> list[torch.Tensor]:
+        def pass_state(state: torch.Tensor, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             after = state + function(row)
             return after, after * 2
 
         state = rows[0] + 1
         if torch.compiler.is_compiling():  # outside of a compiler, scan starts one
-            return [*torch._higher_order_ops.scan(turn, state, rows, reverse=backwards)]
+            return [*torch._higher_order_ops.scan(pass_state, state, rows, reverse=backwards)]
         made = []
         for row in reversed(rows.unbind()) if backwards else rows.unbind():
-            state, result = turn(state, row)
+            state, result = pass_state(state, row)
             made.append(result)
         return [state, torch.stack(made[::-1] if backwards else made)]
 
-    def mapped(rows: torch.Tensor) -> torch.Tensor:
+    def map_rows(rows: torch.Tensor) -> torch.Tensor:
         if torch.compiler.is_compiling():  # outside of a compiler, map starts one
             return torch._higher_order_ops.map(lambda row, *_: function(row), rows)
         return torch.stack([function(row) for row in rows.unbind()])
 
     x = tensor.detach()
     if kind == "map" or kind.startswith("scan"):
-        parts = [mapped(x)] if kind == "map" else scanned(x, kind == "scan backwards")
+        parts = [map_rows(x)] if kind == "map" else scan_rows(x, kind == "scan backwards")
         return torch.cat([part.flatten() for part in parts])
     if kind == "cond":
         return branch(x).sum() + 2 * branch(-1 - x.abs()).sum()
