@@ -19,11 +19,11 @@ This module must not depend on operators.
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
-from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ from ..runtime.schedule_cache import settings
 from . import calls
 from .calls import QueuedCall
 from .dtypes import COMPUTED
-from .storage import DIRTY, DONOR_BYTES, LAZY, LazyStorage, living
+from .storage import DIRTY, DONOR_BYTES, LAZY, KnownReads, LazyStorage, living
 
 # Size of the cache: keys, and the sum of their lengths. An optimizer with a line search takes some 300 different steps.
 MOST_STEPS = 1024
@@ -157,7 +157,7 @@ class Record:
 
 _known: OrderedDict[Key, Record] = OrderedDict()
 _length = 0  # of all keys in `_known`
-_restored: WeakValueDictionary[Key, RestoredValue] = WeakValueDictionary()
+_restored: weakref.WeakValueDictionary[Key, RestoredValue] = weakref.WeakValueDictionary()
 
 
 def reset_state() -> None:
@@ -313,29 +313,43 @@ class LazyContent(NamedTuple):
     geometry: tuple[Any, ...] | None  # of a value that is not flat
     donor: UOp | None
     pending: bool  # whether writes to it are pending
+    reads: frozenset[int]  # the identities of the buffers that it reads
 
 
-def _outside(step: PendingQueue, reads: Callable[[frozenset[UOp]], bool] | None = None) -> list[LazyContent]:
-    """The lazy values outside a step, except those that a call restores; only those whose memory passes `reads`.
+def _outside(step: PendingQueue, matters: Callable[[frozenset[int]], bool] | None = None) -> list[LazyContent]:
+    """The lazy values outside a step, except those that a call restores; only those whose memory `matters`.
 
-    This runs before each step, and a program may hold hundreds of lazy values (LBFGS's history), so a value that the
-    filter excludes costs two look-ups.
+    This runs before each step, and a program may hold hundreds of lazy values (LBFGS's history), so the storages keep
+    what their values read.
     """
     inside = {id(storage) for storage in (*step.storages, *[call.written[0] for call in step.beside])}
     contents = []
-    for s in list(LAZY.values()):
-        if id(s) in inside:
+    for reference in LAZY.valuerefs():
+        s = reference()
+        if s is None or id(s) in inside:
             continue
         value = s.flat if s.flat is not None else s.view[3] if s.view is not None else None
-        if value is None or value.op in _MAY_BE_REALIZED:
+        known = s.known_reads
+        if known is not None and value is not None and known.value() is value:
+            reads = known.buffers
+        elif value is None or value.op in _MAY_BE_REALIZED:
             if not s.is_lazy():
                 LAZY.pop(s.serial, None)  # so that the next step need not look at it
                 continue
             value = s.base_value()
-        if reads is None or reads(expressions.read_by(value)):
+            reads = _read_by(value)
+        else:
+            reads = _read_by(value)
+            s.known_reads = KnownReads(weakref.ref(value), reads)
+        if matters is None or matters(reads):
             view = s.view if s.flat is None else None
-            contents.append(LazyContent(s, value, view and view[:3], s.donor, s.has_pending_writes))
+            contents.append(LazyContent(s, value, view and view[:3], s.donor, s.has_pending_writes, reads))
     return contents
+
+
+def _read_by(value: UOp) -> frozenset[int]:
+    """The identities of the buffers that a value reads, valid as long as it lives."""
+    return frozenset(map(id, expressions.read_by(value)))
 
 
 # Every constant and every realized value has one of these operations.
@@ -350,13 +364,13 @@ class Beside(NamedTuple):
     buffers: list[UOp]  # which they read and the step does not use
 
 
-def _matters(step: PendingQueue, stored: Collection[frozenset[int]] | None) -> Callable[[frozenset[UOp]], bool]:
-    """The test of the memory that a lazy value reads: whether the value matters for a step."""
-    own = frozenset(step.buffers)
-    sets = [frozenset([step.buffers[i] for i in places]) for places in stored or ()]
+def _matters(step: PendingQueue, stored: Collection[frozenset[int]] | None) -> Callable[[frozenset[int]], bool]:
+    """The test of the buffers that a lazy value reads, by identity: whether the value matters for a step."""
+    own = frozenset(map(id, step.buffers))
     if stored is None:
         return lambda reads: not own.isdisjoint(reads)
-    return lambda reads: not own.isdisjoint(reads) and any(one.issubset(reads) for one in sets)
+    sets = [frozenset([id(step.buffers[i]) for i in places]) for places in stored]
+    return lambda reads: not own.isdisjoint(reads) and any(one <= reads for one in sets)
 
 
 def _beside(step: PendingQueue, stored: Collection[frozenset[int]] | None, outside: Iterable[LazyContent]) -> Beside:
@@ -372,12 +386,12 @@ def _beside(step: PendingQueue, stored: Collection[frozenset[int]] | None, outsi
     lazy: list[UOp] = []
     storages: list[LazyStorage] = []
     for call in step.beside:
-        if matters(frozenset(call.operands)):
+        if matters(frozenset(map(id, call.operands))):
             key.append(call.kind)
             key.extend([buffers.setdefault(b, len(buffers)) for b in call.operands])
             storages.append(call.written[0])
     for content in outside:
-        if matters(expressions.read_by(content.value)):
+        if matters(content.reads):
             if content.pending:
                 raise NotReplayable
             donor = content.donor

@@ -18,7 +18,7 @@ import itertools
 import math
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tinygrad.dtype import DType, dtypes
@@ -58,6 +58,13 @@ def _unknown_owner() -> bool:
     return True
 
 
+class KnownReads(NamedTuple):
+    """The identities of the buffers that a lazy value reads; it keeps neither the value nor the buffers alive."""
+
+    value: weakref.ref[UOp]
+    buffers: frozenset[int]
+
+
 class LazyStorage:
     """The content of one storage: a value of shape (length,), followed by pending writes.
 
@@ -75,6 +82,7 @@ class LazyStorage:
         "device",
         "donor",
         "flat",
+        "known_reads",
         "loop",
         "nbytes",
         "owner",
@@ -98,6 +106,7 @@ class LazyStorage:
         self.constants: list[NumberWrite] = []  # pending writes of numbers
         self.loop: Loop | None = None  # pending writes of a loop
         self.donor: UOp | None = None  # the buffer of the content before it was written, if any
+        self.known_reads: KnownReads | None = None  # of the last lazy value for which they were asked
         self.addresses: list[tuple[int, int]] = []  # (address, size class)
         self.version = 0  # counts changes of content
         self.queued = calls.UNQUEUED  # whether queued calls read or write this storage

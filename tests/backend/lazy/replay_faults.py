@@ -89,7 +89,7 @@ FAULTS = {
     "other dirty storages are ignored": Fault("another dirty storage", _DESCRIBED, "raise NotReplayable", "pass"),
     "no other holders of buffers": Fault("copy", steps._add_holders, "key.append(tuple(sorted(shared)))", "pass"),
     # The lazy values beside a step.
-    "no other readers": Fault("reader", _BESIDE, "if matters(expressions.read_by(content.value)):", "if False:"),
+    "no other readers": Fault("reader", _BESIDE, "if matters(content.reads):", "if False:"),
     "no readers of stored values": Fault("stored value beside", steps._stored, "return sorted(", "return [] and ("),
     "no graphs beside": Fault("stored value beside", _BESIDE, "_add_graphs(lazy, buffers, key)", "pass"),
     "values beside read no stored value": Fault(

@@ -380,6 +380,19 @@ class TestValuesBesideAStep:
         monkeypatch.setattr(steps, "ENABLED", False)
         assert self.read_what_is_kept(settled) == (values, kernels, 0)
 
+    def test_a_kept_value_that_reads_other_memory_than_before(self) -> None:
+        """A replayed step does not write into a buffer that a kept value reads only since the step before."""
+        for turn in range(self.TURNS):
+            x = (torch.arange(5000.0) + turn).to("tiny")
+            y = x + 1
+            kept = y * 3 if turn == self.TURNS - 1 else None
+            torch.nextafter(x, x)  # a call that does not wait, so the kept value is built
+            x.sum().item()  # looks at the kept value, which reads `x`
+            assert y[1].item() == turn + 2.0  # stores `y`, which the kept value reads from now on
+            y.mul_(2)
+            assert y[1].item() == 2 * turn + 4.0
+        assert kept is not None and kept[:2].tolist() == [3.0 * self.TURNS, 3.0 * self.TURNS + 3]
+
     def test_a_kept_value_of_another_graph_makes_another_step(self) -> None:
         """Beside a step, `x * 3` gets its result and `x - 3` over the same buffers does not."""
         for turn in range(self.TURNS):
