@@ -187,11 +187,56 @@ def append_loop(n: int, device: str = "tiny") -> torch.Tensor:
     return cache
 
 
+def indexed_loop(n: int, device: str = "tiny") -> torch.Tensor:
+    """a[order[i]] = i, a permutation on the device"""
+    a, order = torch.zeros(n, device=device), torch.randperm(n).to(device)
+    for i in range(n):
+        a[order[i]] = i
+    return a
+
+
+def indexed_add_loop(n: int, device: str = "tiny") -> torch.Tensor:
+    """a[order[i]] += i, a permutation on the device"""
+    a, order = torch.zeros(n, device=device), torch.randperm(n).to(device)
+    for i in range(n):
+        a[order[i]] += i
+    return a
+
+
+def ring_loop(n: int, device: str = "tiny") -> torch.Tensor:
+    """b[i % 4] = b[(i + 1) % 4] + 1"""
+    b = torch.arange(4.0, device=device)
+    for i in range(n):
+        b[i % 4] = b[(i + 1) % 4] + 1
+    return b
+
+
+def bubble_sort(n: int, device: str = "tiny") -> torch.Tensor:
+    """bubble sort of n elements, by minimum and maximum of neighbours"""
+    x = torch.randperm(n).float().to(device)
+    for end in range(n - 1, 0, -1):
+        for j in range(end):
+            x[j], x[j + 1] = torch.minimum(x[j], x[j + 1]), torch.maximum(x[j], x[j + 1])
+    return x
+
+
+def masked_loop(n: int, device: str = "tiny") -> torch.Tensor:
+    """v.mul_(0.99).add_(0.01) of a view v of x, and x[x > 1] = 0.5 every ten turns"""
+    x = torch.randn(32).to(device)
+    v = x[::2]
+    for i in range(n):
+        v.mul_(0.99).add_(0.01)
+        if i % 10 == 0:
+            x[x > 1] = 0.5
+    return x
+
+
 # Each loop with the values of n to measure; a loop whose steps depend on each other cannot be one kernel.
 LOOPS: dict[Callable[..., torch.Tensor], tuple[int, ...]] = {
     setitem_loop: (10, 100, 1000, 10000), setitem_loop_with_view: (10, 100, 1000, 10000),
     setitem_loop_int: (10, 100, 1000, 10000), row_loop: (10, 100, 1000, 10000), add_one_loop: (10, 100, 1000),
-    append_loop: (10, 100, 1000), dependent_loop: (10, 100),
+    append_loop: (10, 100, 1000), dependent_loop: (10, 100), indexed_loop: (64,), indexed_add_loop: (64,),
+    ring_loop: (10, 25, 100), bubble_sort: (8,), masked_loop: (640,),
 }  # fmt: skip
 
 
