@@ -29,7 +29,7 @@ from conformance.run.session import main as run_command
 from conformance.sources.upstream import tasks
 from conformance.sources.upstream.table import LOADING, MAKES_TESTS, TESTS, DeviceTest, TestFile, files_of
 
-FLAGS = ("target", "tests", "op", "dtype", *AGAIN, "minutes", *options.LIMITS, "strict", "check-scripts",
+FLAGS = ("target", "tests", "op", "dtype", "shard", *AGAIN, "minutes", *options.LIMITS, "strict", "check-scripts",
          "reports", *options.DECLARED, *options.PLACE)  # fmt: skip
 WITHOUT_DEVICE = "cpu"
 """Target on which a failing test runs again: one that fails there in the same way is not the device's."""
@@ -69,8 +69,10 @@ class Upstream(JobSource):
         args = session.args
         self.tests, self.lacking, self.planned = files_of(args.tests), 0, 0
         self.patterns, self.dtypes = args.op, args.dtype or []
+        self.part, self.parts = args.shard
         named = [f"{file.name} {file.digest}" for file in self.tests]
         self.selection = [*named, *(f"--op {name}" for name in args.op), *(f"--dtype {name}" for name in self.dtypes)]
+        self.selection += [f"shard {self.part}/{self.parts}"] * (self.parts > 1)  # last, where `merge` looks for it
         self.file = expectations.file_of(args, expectations_file(self.stem, session.spec))
         self.expected = read(self.file)
         refuse(check(self.expected, CASES, {"variant": self.variants, "layout": (UPSTREAM,)}))
@@ -96,6 +98,7 @@ class Upstream(JobSource):
             wanted = [case for case in cases if held is None or {*_dtypes_of(case.dtype)} <= {*held}]
             if unheld := len(cases) - len(wanted):
                 running.result.notes.append(f"{unheld} tests of dtypes that the target does not hold were left out.")
+            wanted = wanted[self.part - 1 :: self.parts]
             self.planned = len(wanted)
             running.begin(wanted)
             stopped = running.run(pool)
@@ -105,8 +108,8 @@ class Upstream(JobSource):
             )
 
     def _listed(self, pool: TestPool) -> list[DeviceTest]:
-        """Return the chosen tests, and a case for each file that cannot be loaded. Raises UsageError if there is no
-        test for the device, or none with a name of `--op`."""
+        """Return the chosen tests of all shards, and a case for each file that cannot be loaded. Raises UsageError if
+        there is no test for the device, or none with a name of `--op`."""
         every = pool.list_tests(self.tests)
         if not every:
             raise UsageError(f"--tests makes no test for the device: {why_none(self.tests)}")

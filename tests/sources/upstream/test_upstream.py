@@ -13,6 +13,7 @@ import pytest
 from conformance.record import result as model
 from conformance.record.causes import causes_of
 from conformance.record.errors import TargetError, UsageError
+from conformance.record.merge import merge
 from conformance.record.missing_ops import DECLARED
 from conformance.record.names import UPSTREAM
 from conformance.record.result import SHOWS, Outcome, Result, Run
@@ -291,6 +292,14 @@ class TestCommand:
         }  # fmt: skip
         out = capsys.readouterr().out
         assert "4 tests of PyTorch: 2 passed, 2 failed" in out and "0 not run; 100.0 % judged" in out
+
+    def test_a_shard_is_a_part_of_the_tests(self, tmp_path: Path) -> None:
+        """The second of two shards runs each second test, and `conformance report merge` misses the first one."""
+        file = device_tests.write(tmp_path)
+        assert main(words(tmp_path, "cpu", file, "--op", "*_number_*", "--op", "*_add", "--shard", "2/2")) == 0
+        assert [*results(tmp_path)] == ["test_add::int64", "test_number_number_2::"]
+        joined = merge([model.load(tmp_path / "upstream.json")])
+        assert "Shard 1 of 2 is missing: its cases are not in this report." in joined.notes
 
     def test_files_without_tests_for_the_device(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """One sentence says which file makes no device-type tests, or that the files are for other devices."""
