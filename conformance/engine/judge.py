@@ -134,7 +134,7 @@ def _judge(
     if mismatches and rules.CHOICE in terms.rules and want.error is None and got.error is None:
         mismatches = without_free_choices(subject, mismatches, want, got)
     mismatches = [mismatch for mismatch in mismatches if not _undefined(subject, terms, mismatch, want, got, target)]
-    mismatches = _not_promised(subject, mismatches, got, target)
+    mismatches = _not_promised(subject, mismatches, want, got, target)
     mismatches, arbitrated = (
         _arbitrated(subject, terms, expected, actual, target, mismatches) if mismatches else (mismatches, False)
     )
@@ -188,11 +188,14 @@ def _undefined(
 LAYOUT = ("shape", "stride", "contiguity")
 
 
-def _not_promised(subject: Judged, mismatches: list[Mismatch], got: Observation, target: Target) -> list[Mismatch]:
+def _not_promised(
+    subject: Judged, mismatches: list[Mismatch], want: Observation, got: Observation, target: Target
+) -> list[Mismatch]:
     """Return the mismatches without those of layouts that a device has from PyTorch's own meta functions.
 
     By these functions torch.compile allocates on every device. Where torch CPU has another layout, such as that of the
-    library that computes its convolutions, torch CPU has chosen it."""
+    library that computes its convolutions, torch CPU has chosen it. In a storage that such a tensor fills, such as that
+    of a resized `out=`, the same values then lie in another order."""
     of_layout = [mismatch for mismatch in mismatches if mismatch.oracle in LAYOUT and mismatch.where in got.tensors]
     if not of_layout or target.device.type in ("cpu", "meta") or target.facts.transforms_program:
         return mismatches
@@ -202,7 +205,15 @@ def _not_promised(subject: Judged, mismatches: list[Mismatch], got: Observation,
         seen, there = promised.tensors.get(mismatch.where), got.tensors[mismatch.where]
         return seen is not None and all(seen.metadata[fact] == there.metadata[fact] for fact in LAYOUT)
 
-    return [mismatch for mismatch in mismatches if mismatch not in of_layout or not is_promised(mismatch)]
+    free = {mismatch.where for mismatch in of_layout if is_promised(mismatch)}
+    free_facts = {(oracle, name) for name in free for oracle in LAYOUT}
+    free_facts |= {("storage", name) for name in free if all(_fills_storage(side, name) for side in (want, got))}
+    return [mismatch for mismatch in mismatches if (mismatch.oracle, mismatch.where) not in free_facts]
+
+
+def _fills_storage(seen: Observation, name: str) -> bool:
+    storage, tensor = seen.storages.get(name), seen.tensors.get(name)
+    return storage is not None and tensor is not None and storage.numel() == tensor.value.numel()
 
 
 def _arbitrated(

@@ -109,6 +109,33 @@ class TestLayout:
         """A device may have the layout that torch.compile expects of it, where the library of torch CPU has another."""
         assert self.differing((6, 3, 1), "contiguous") == []
 
+    def test_memory_of_a_resized_out(self) -> None:
+        """An out= that the meta function resizes to other strides may hold its values in this order, and no others."""
+        program = Program(
+            (Storage("float32", 4, "arange"), Storage("float32", 1)),
+            (Input("a", 0, "float32", (2, 2), (1, 2)), Input("b", 1, "float32", (), ())),
+            (Step("op_db.out:log1p", (tensor("a"),), {"out": tensor("b")}),),
+        )
+        subject = JudgedProgram(program)
+        run = Executor(reference()).run(subject)
+        seen, device = run.last.tensors["b"], self.DEVICE
+        assert seen.metadata["stride"] == (1, 2)
+
+        def mismatches_of(memory: torch.Tensor) -> list[str]:
+            facts = {**seen.metadata, "stride": (2, 1), "contiguity": "contiguous"}
+            dense = replace(seen, metadata=facts, value=memory.view(2, 2), device=device.device.type)
+            other = replace(
+                run.last,
+                tensors={**run.last.tensors, "b": dense},
+                storages={**run.last.storages, "b": memory},
+            )
+            judgement = judge(subject, run, Execution((other,)), device, device.facts.oracles)
+            return [one.oracle for one in judgement.mismatches if one.oracle != "device"]
+
+        values = seen.value.contiguous().flatten()
+        assert mismatches_of(values) == []
+        assert mismatches_of(values.flip(0)) == ["value"]
+
     def test_another(self) -> None:
         """A layout that neither has is a difference."""
         assert self.differing((1, 2, 6), "strided") == ["stride"]
