@@ -125,9 +125,7 @@ class TestLayout:
             facts = {**seen.metadata, "stride": (2, 1), "contiguity": "contiguous"}
             dense = replace(seen, metadata=facts, value=memory.view(2, 2), device=device.device.type)
             other = replace(
-                run.last,
-                tensors={**run.last.tensors, "b": dense},
-                storages={**run.last.storages, "b": memory},
+                run.last, tensors={**run.last.tensors, "b": dense}, storages={**run.last.storages, "b": memory}
             )
             judgement = judge(subject, run, Execution((other,)), device, device.facts.oracles)
             return [one.oracle for one in judgement.mismatches if one.oracle != "device"]
