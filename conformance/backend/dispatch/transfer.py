@@ -43,7 +43,7 @@ def host_bytes(lazy: LazyStorage, needed: int | None = None) -> torch.Tensor:
         return torch.full((-(-lazy.nbytes // real.itemsize),), number, dtype=real, device="cpu").view(torch.uint8)[
             : lazy.nbytes
         ]
-    return torch.frombuffer(memory, dtype=torch.uint8)[: lazy.nbytes]
+    return torch.frombuffer(memory, dtype=torch.uint8, count=lazy.nbytes)
 
 
 def on_host(tensor: torch.Tensor, host: torch.Tensor, shift: int = 0) -> torch.Tensor:

@@ -61,19 +61,19 @@ def flush(storages: Iterable[LazyStorage], dirty: bool = True, why: str = "obser
     """
     recording.check_closed("needs values while the graph is recorded")
     storages = list(storages)
-    with LOCK, Subnormals(), FewerCollections():
+    with LOCK, Subnormals():
         if not any(map(_is_unknown, storages)) and not calls.writes_in_place(but_elements=bool(storages)):
-            written = [*DIRTY.values(), *LOOPING.values(), *LARGE_PENDING.values()]
+            written = [storage for group in (DIRTY, LOOPING, LARGE_PENDING) if group for storage in group.values()]
             if not written or (storages and all(storage.has_pending_writes for storage in written)):
                 return  # queued calls are not needed yet; `a[index[i]] = i` reads between writes that wait for more
-        step = steps.pending_queue(storages) if dirty else None
-        if step is not None:
-            if not steps.replay(step, why):
+        with FewerCollections():
+            step = steps.pending_queue(storages) if dirty else None
+            if step is None:
+                if dirty or any(storage.queued == calls.WRITTEN for storage in storages):
+                    calls.settle()
+                _compute(storages, dirty, why)
+            elif not steps.replay(step, why):
                 steps.recorded(step, lambda: _compute(storages, dirty, why))
-            return
-        if dirty or any(storage.queued == calls.WRITTEN for storage in storages):
-            calls.settle()
-        _compute(storages, dirty, why)
 
 
 def _is_unknown(storage: LazyStorage) -> bool:

@@ -150,3 +150,14 @@ def test_two_copies_of_one_large_buffer_are_both_written() -> None:
     copy = x.clone()
     x[3], copy[4] = -1.0, -2.0
     assert x[:6].tolist() == [2, 2, 2, -1, 2, 2] and copy[:6].tolist() == [2, 2, 2, 2, -2, 2]
+
+
+def test_reading_computed_elements_prepares_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`all(x)` reads one element after the other. Formerly each read changed the garbage collector's threshold, as
+    building a graph does, and a million of them took two minutes."""
+    x = torch.arange(4).to("tiny") < 3
+    x.cpu()
+    elements = x.unbind()
+    changes: list[int] = []
+    monkeypatch.setattr(gc, "set_threshold", lambda *numbers: changes.extend(numbers))
+    assert [bool(element) for element in elements] == [True, True, True, False] and not changes
