@@ -186,11 +186,11 @@ def without(program: Program, dropped: range, instead: dict[str, str]) -> Progra
 
 
 def without_open_order(program: Program, call: Program) -> Program | None:
-    """Return the program without the step that returns positions of equal elements in this call of it, and without the
-    users of these positions. None if the rest has no defined meaning. Raises ValueError if there is no such step."""
+    """Return the program without the step of `find_open_order` in this call of it, and without the users of its
+    results. None if the rest has no defined meaning. Raises ValueError if there is no such step."""
     number = find_open_order(call)
     if not number:
-        raise ValueError("no step returns positions of equal elements")
+        raise ValueError("no step has an open order")
     return settle(without(program, range(number - 1, number), {}))
 
 

@@ -106,7 +106,7 @@ UNCAPTURED = "a program from which the compiler received nothing"
 """Reason to skip a program that ran in plain Python: no compiled code was compared."""
 
 
-OPEN_ORDER = "positions of equal elements, whose order torch leaves open"
+OPEN_ORDER = "an order that torch leaves open, of equal elements or of reads and writes"
 """Reason not to judge a program whose values differ: another order is as right."""
 
 UNAVAILABLE = "a layout of an input that the device has no way to make"
@@ -148,8 +148,8 @@ def judge_call(
 
 
 def may_be_order(program: Program, mismatches: Sequence[Mismatch]) -> bool:
-    """Whether the mismatches may be another order of equal elements. Samples of op_db and recorded calls have rules of
-    their own."""
+    """Whether the mismatches may come from the step of `find_open_order`. Samples of op_db and recorded calls have
+    rules of their own."""
     of_values = {mismatch.oracle for mismatch in mismatches} <= {"value", "storage", "grad"}
     drawn = not (program.given or is_recorded(program))
     return bool(mismatches) and of_values and drawn and find_open_order(program) > 0

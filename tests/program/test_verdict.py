@@ -412,6 +412,16 @@ class TestOrderOfEqualElements:
         distinct = Storage("float32", 6, [1, 6, 2, 3, 4, 1]), storages[1]
         assert judge_program(Program(distinct, inputs, (step,)), target).passed
 
+    def test_reads_of_written_elements_are_not_judged(self) -> None:
+        """`take_along_dim` accepts its operand as an out=, if it has gaps, and copies nothing. Regression test: Vulkan,
+        which reads all elements before it writes them, was a finding."""
+        gaps = replace(program().inputs[0], size=(3, 3), stride=(6, 2))
+        target = Faulty().plant("gather", lambda call: call.having(0, call.first.clone()))
+        order = {"tensor": [[2, 0, 1], [1, 2, 0], [0, 1, 2]], "dtype": "int64"}
+        step = Step("equal outs.out:take_along_dim", (tensor("a"), order, 0), {"out": tensor("a")})
+        verdict = judge_program(Program((Storage("float32", 18, "arange"),), (gaps,), (step,)), target)
+        assert (verdict.unsupported, verdict.mismatches) == (OPEN_ORDER, ())
+
     def test_a_wrong_order_of_distinct_elements_stays_distinct(self) -> None:
         """A smaller program keeps elements that show the fault."""
         target = Faulty().plant("topk", lambda call: tuple(one.flip(-1) for one in call.run()))
