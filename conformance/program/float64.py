@@ -34,6 +34,9 @@ from conformance.standalone.oracles import Mismatch, compare, differing
 from conformance.standalone.rounding import CannotWiden, move_by_units, represented, subject, widened
 from conformance.standalone.torch_compat import DRAWS_NUMBERS, version_of
 
+OPEN_ZEROS = frozenset({"relu", "clamp", "maximum", "minimum"})
+"""Operators that may return either of 0.0 and -0.0, which are equal: torch names none."""
+
 
 @dataclass(frozen=True)
 class JudgedProgram(ProgramSubject):
@@ -119,7 +122,8 @@ class JudgedProgram(ProgramSubject):
         """Return the answers in float64 with each rounded result of a step moved by one unit in the last place.
 
         The unit is that of the result's own dtype. The runs move all results up, all down, and twice at random. If this
-        changes the answer much, or flips a decision, rounding explains the difference. Results that agree on torch CPU
+        changes the answer much, or flips a decision, rounding explains the difference. Zeros whose sign torch leaves
+        open, as in `torch.relu(-0.0)`, get the sign of the move. Results that agree on torch CPU
         and the target are kept; only the others are moved. Return no answers if a moved step fails."""
         if self.program.given:  # one call, without intermediate results
             return ()
@@ -231,6 +235,8 @@ def truth_of(
             for name in (name for name in step.out if name in wide.env):  # a local name may stand for None
                 move = _rounded if (number, name) in known else _moved
                 wide.env[name] = move(wide.env[name], narrow.env[name], sway)
+                if move is _moved and (OPS[step.op].call or step.op) in OPEN_ZEROS:
+                    wide.env[name] = _with_zeros_of_a_sign(wide.env[name], sway)
     return narrow.observe(), wide.observe()
 
 
@@ -266,6 +272,13 @@ def _moved(value: torch.Tensor, narrow: torch.Tensor, sway: str | int) -> torch.
     if value.dtype == narrow.dtype or not value.is_floating_point():
         return value
     return value.where(represented(value, narrow.dtype), move_by_units(value, narrow.dtype, draw_signs(value, sway)))
+
+
+def _with_zeros_of_a_sign(value: torch.Tensor, sway: str | int) -> torch.Tensor:
+    """Return the value with other signs of its zeros. A value with a gradient stays, since its zeros would lose it."""
+    if not value.is_floating_point() or value.requires_grad:
+        return value
+    return value.where(value != 0, torch.zeros_like(value).copysign(draw_signs(value, sway)))
 
 
 def _move_inputs(narrow: RunningProgram, wide: RunningProgram, sway: str | int) -> None:

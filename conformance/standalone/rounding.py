@@ -207,6 +207,7 @@ def lies_between(
     rtol, atol = tolerance_of(right.dtype, tolerance)
     slack, here = atol + rtol * right.double().abs(), got.double()
     between = (low - slack <= here) & (here <= high + slack)
+    between &= here.isinf() | low.isfinite() | high.isfinite()  # 1 / 0.0 and 1 / -0.0 have no number between them
     return bool((between | ~differing(right, got, False, tolerance)).all())
 
 

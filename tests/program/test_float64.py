@@ -160,6 +160,19 @@ class TestAmplified:
         away = Other("round", lambda x: torch.where(x.frac().abs() == 0.5, x + 0.5 * x.sign(), x.round()))
         assert [m.where for m in judge_program(jump, away).mismatches] == ["d"]
 
+    def test_the_sign_of_a_zero_of_relu_is_open(self) -> None:
+        """1 / relu(-0.0) is an infinity of either sign, but no number; the sign of other zeros counts. Regression test:
+        a device whose relu returns 0.0 was a finding."""
+        positive = Other("relu", lambda x: torch.relu(x) + 0.0)
+        inverse = Step("reciprocal", (t("b"),), out=("c",))
+        relu = program(Step("relu", (t("a"),), out=("b",)), inverse, values=[-0.0, 2.0], dtype="float32")
+        verdict = judge_program(relu, positive)
+        assert (verdict.mismatches, verdict.arbitrated) == ((), True)
+        wrong = Other("reciprocal", lambda x: torch.reciprocal(x).clamp(-1e30, 1e30))
+        assert [m.where for m in judge_program(relu, wrong).mismatches] == ["c"]
+        neg = program(Step("neg", (t("a"),), out=("b",)), inverse, values=[0.0, 2.0], dtype="float32")
+        assert not judge_program(neg, Other("neg", lambda x: torch.neg(x) + 0.0)).passed
+
 
 class TestFails:
     """Differences that float64 does not excuse."""
