@@ -16,6 +16,7 @@ import torch
 from conformance.declare.declaration import unknown
 from conformance.declare.features import FEATURES
 from conformance.engine.aten_ops import OperatorNames, Tagged
+from conformance.engine.attempt import named, not_implemented
 from conformance.engine.facts import TargetFacts
 from conformance.engine.kernel_tables import lacking
 from conformance.engine.target import Target
@@ -28,6 +29,7 @@ from conformance.program.steps.states import STATES
 from conformance.program.steps.table import FAMILIES, OPS
 from conformance.record.errors import TargetError
 from conformance.record.names import SPECIALS_BACKWARD, VARIANTS
+from conformance.standalone.observation import Raised
 from conformance.standalone.torch_compat import DRAWS_NUMBERS, VALUE_DEPENDENT
 
 
@@ -170,6 +172,17 @@ def lacking_operator(program: Program, target: Target) -> str:
     if target.facts.profile is None or not target.facts.profile.operators:
         return ""
     return lacking(operators_of(program, program.steps), target)
+
+
+def missing_operator(error: Raised | None, target: Target) -> str:
+    """Return the operator that the error says is missing, if the target's profile declares it missing too; else "".
+
+    Torch's kernels call operators that `operators_of` cannot see, such as aten::_cummax_helper in aten::cummax. An
+    error alone never means "unsupported": the profile must name the same operator."""
+    if error is None or target.facts.profile is None or not not_implemented(error):
+        return ""
+    operator = named(error.text)
+    return operator if operator in target.facts.profile.operators else ""
 
 
 def disabled_autocast(program: Program, target: Target) -> str:

@@ -23,7 +23,7 @@ from conformance.program.steps.fusion import NAME as FUSION
 from conformance.program.steps.layouts import layout_class
 from conformance.program.steps.table import OPS
 from conformance.program.trial import Trial
-from conformance.program.unsupported import disabled_autocast, lacking_operator, unsupported_reason
+from conformance.program.unsupported import disabled_autocast, lacking_operator, missing_operator, unsupported_reason
 from conformance.record.finding import MOVE, Signature, answers, gist
 from conformance.record.measurements import COMPILED, NOT_COMPILED, UNMEASURED, Measurements
 from conformance.record.names import MEASURED
@@ -132,6 +132,10 @@ def judge_call(
         return Verdict(unsupported=UNAVAILABLE)
     if not verdict.mismatches and verdict.extent == NOT_COMPILED:
         return Verdict(unsupported=UNCAPTURED)
+    if verdict.sides and verdict.bad_step and (missing := missing_operator(verdict.sides[1].error, target)):
+        start = Trial.of(program.with_steps(program.steps[: verdict.bad_step - 1]), target)
+        verdict = judge_call(start, locate=locate, watch=watch, baseline=baseline)
+        return verdict if verdict.mismatches else Verdict(unsupported=missing)
     if may_be_order(program, verdict.mismatches):
         rest = without_open_order(program, program) or program.with_steps(program.steps[: find_open_order(program) - 1])
         if not rest.steps or not judge_call(Trial.of(rest, target), locate=False).mismatches:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from conformance.declare.declaration import unsupported as declare_unsupported
+from conformance.declare.profile import Profile
 from conformance.program.calls import judge_program
 from conformance.program.model import Input, Program, Storage
 from conformance.program.reduce import reduce_program
@@ -457,6 +459,39 @@ class TestOrderOfEqualElements:
         steps = Step("topk", (tensor("a"), 2), out=("c", "i")), Step("mul", (tensor("a"), 2), out=("b",)), later
         verdict = judge_program(Program((ties,), program().inputs, steps), target)
         assert (verdict.unsupported, bool(verdict.mismatches)) == ("" if judged else OPEN_ORDER, judged)
+
+
+def _without_helper(call: InterceptedCall) -> object:
+    if len(call.args) == 1:
+        return call.run().add_(1)
+    raise NotImplementedError("Could not run 'aten::_cummax_helper' with arguments from the 'xpu' backend.")
+
+
+class TestDeclaredOperators:
+    """A program that needs an operator which the profile declares missing counts as not run."""
+
+    CUMMAX = Step("op_db.many:cummax", (tensor("a"), 0), out=("b", "c"))
+    NEG = Step("neg", (tensor("a"),), out=("d",))
+
+    @pytest.mark.parametrize(
+        ("declared", "steps", "unsupported"),
+        [
+            ("aten::_cummax_helper", (CUMMAX,), "aten::_cummax_helper"),
+            ("aten::_cummin_helper", (CUMMAX,), ""),
+            ("aten::_cummax_helper", (NEG, CUMMAX), ""),  # the step before is wrong
+        ],
+    )
+    def test_inside_of_a_kernel_of_torch(self, declared: str, steps: tuple[Step, ...], unsupported: str) -> None:
+        """Torch's kernel of `cummax` calls it, and no mode sees that. Regression test: 33 of 84 findings on a published
+        device repeated its profile."""
+        target = Faulty().plant("cummax neg", _without_helper)
+        declaration = declare_unsupported("no kernel", operator=declared)
+        target.facts = replace(target.facts, profile=Profile(declarations=(declaration,)))
+        verdict = judge_program(program(*steps), target)
+        assert (verdict.unsupported, verdict.bad_step) == (unsupported, None if unsupported else 1)
+        assert [wrong.where for wrong in verdict.mismatches] == (
+            [] if unsupported else ["d" if self.NEG in steps else "step 1"]
+        )
 
 
 class TestVanished:
