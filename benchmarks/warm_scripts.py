@@ -388,7 +388,9 @@ def run(name: str, device: str, steps: int) -> dict[str, list[float]]:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("scripts", nargs="*", metavar="SCRIPT", help=f"of {', '.join(SCRIPTS)} (default: all)")
+    parser.add_argument(
+        "scripts", nargs="*", choices=SCRIPTS, metavar="SCRIPT", help=f"of {', '.join(SCRIPTS)} (default: all)"
+    )
     parser.add_argument("--steps", type=int, default=30, help="training steps of each script")
     parser.add_argument("--filled", action="store_true", help="the cache is filled by an earlier run")
     parser.add_argument("--one", help=argparse.SUPPRESS)
