@@ -13,6 +13,7 @@ import os
 import sys
 import time
 import unittest
+import warnings
 
 import torch
 from torch.testing._internal.common_device_type import dtypes, instantiate_device_type_tests, onlyCUDA
@@ -75,6 +76,11 @@ class TestPlanted(TestCase):
     @onlyCUDA
     def test_cuda(self, device):
         raise AssertionError
+
+    def test_warning(self, device):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.warn("planted")
+        self.assertEqual(len(caught), 1)
 
     @unittest.expectedFailure
     def test_expected(self, device):
