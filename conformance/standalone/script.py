@@ -333,7 +333,7 @@ def _of_all(bug: ScriptBody, mismatch: Mismatch | None) -> bool:
     answer."""
     if mismatch is None or mismatch.where in ("the whole run", "the error"):
         return True
-    return mismatch.oracle == "error" and f"{mismatch.where!r}:" not in bug.program
+    return mismatch.oracle == "error" and (mismatch.expected == "no error" or f"{mismatch.where!r}:" not in bug.program)
 
 
 def answer(mismatch: Mismatch, inputs: Collection[str], by_set: bool = True) -> str:

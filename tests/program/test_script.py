@@ -315,6 +315,17 @@ def test_the_marked_step_says_what_is_wrong_there() -> None:
     assert "b = a.t()  # the first wrong step: b should share memory with a\n" in text
 
 
+def test_an_error_in_place_of_an_answer_is_printed() -> None:
+    """The step's answer is a list, and the device raises. Regression test: the script ended with a traceback."""
+    program = Program(
+        (Storage("float32", 2),), (Input("a", 0, "float32", (2,), (1,)),), (Step("tolist", (tensor("a"),)),)
+    )
+    mismatch = Mismatch("error", "step 1", "no error", "NotImplementedError", "Cannot copy")
+    text = script(program, Scripted("DEVICE = 'meta'"), (mismatch,), bad_step=1)
+    (said,) = printed(text)
+    assert re.match(r"\{'step 1': \[0\.0, 1\.0\]\}\nmeta \w*Error\(", said)
+
+
 def test_a_long_headline_keeps_its_end() -> None:
     """Regression test: `Expected self.dtype to [...]` lost what it should be equal to."""
     program = Program(
