@@ -58,12 +58,13 @@ _deterministic, _warns_only = torch_compat.deterministic_algorithms, torch_compa
 
 
 def specs(
-    op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], floats: bool = True
+    op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], floats: bool = True, warns: bool = True
 ) -> tuple[Any, tuple[Spec, ...]]:
     """The metadata of an operator's results as (structure, specs); raises MetaRejected if the meta kernel raises.
 
     Structure is None for one tensor, else the container type. Cached by the geometry of the arguments and torch's
-    global settings. The values of floats are part of the key only if `floats` is true.
+    global settings. The values of floats are part of the key only if `floats` is true. `warns` is False for the
+    functional form of a call that has warned already.
     """
     aliases: dict[int, int] = {}
     key = (op, _key(args, aliases, floats), _key(tuple(kwargs.items()), aliases, floats), global_settings())
@@ -75,7 +76,7 @@ def specs(
         _specs[key] = known
         if len(_specs) > _SPECS_KEPT:
             _warnings.pop(_specs.popitem(last=False)[0], None)
-    if _warnings and key in _warnings:
+    if warns and _warnings and key in _warnings:
         COUNTERS.warned += 1
         for text, category in _warnings[key]:
             warn(text, category)
@@ -94,14 +95,16 @@ def _evaluate(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tu
     if op._schema.name == "aten::nansum" and args[1:2] and args[1] == []:  # an empty list means all dimensions
         args = (args[0], None, *args[2:])
     call = fallback.callable_with_numbers(op, args)
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
             result = call(*_meta(args, metas), **{k: _meta(v, metas, k) for k, v in kwargs.items()})
-    except Exception as error:
-        raise MetaRejected(str(error)) from error
-    known = _tried(op, args, kwargs, _describe(result))
-    return known, tuple(dict.fromkeys((str(warning.message), warning.category) for warning in caught))
+        except Exception as error:
+            raise MetaRejected(str(error)) from error
+        known = _tried(op, args, kwargs, _describe(result))
+    # The last one of each sentence: the trial's, if the meta kernel, which may be Python, warns too.
+    said = {str(one.message).partition(" (Triggered internally")[0]: one for one in caught}
+    return known, tuple((str(one.message), one.category) for one in said.values())
 
 
 _TRIED = 1 << 14  # largest number of elements, of arguments and results, for which the call is tried at its own size
@@ -307,6 +310,8 @@ def _on_cpu(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], convert
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # caused by substitute elements
+        # `use_deterministic_algorithms(True, warn_only=True)`: the meta kernel of `put_` does not warn.
+        warnings.filterwarnings("always", ".* does not have a deterministic implementation")
         # The user's call collects C++ warnings of the calls inside it, and shows them when it ends. `apply_` is a call
         # of its own that runs Python, so it shows those of the trial here.
         torch.zeros(1, device="cpu").apply_(run)

@@ -91,7 +91,7 @@ class FunctionalOverload:
         _, checked = specs(self.op, args, kwargs, self.row.keep_floats)
         self._check_overlap([target], [*args[1:], *kwargs.values()])
         index = device_index(args, kwargs)
-        _, outs = specs(self.functional, args, kwargs, self.row.keep_floats)
+        _, outs = specs(self.functional, args, kwargs, self.row.keep_floats, warns=False)
         if outs[0].size != tuple(target.shape):
             raise MetaRejected("the result would be larger than what it is written to")
         function = choose(self.row, [*args, *kwargs.values()], [*checked, *outs])
@@ -115,7 +115,7 @@ class FunctionalOverload:
         if any(id(t) in read and tuple(t.shape) != s.size for t, s in zip(targets, sized, strict=False)):
             raise MetaRejected("an input would be resized")
         index = device_index(args, kwargs)
-        _, outs = specs(self.functional, args, inputs, self.row.keep_floats)
+        _, outs = specs(self.functional, args, inputs, self.row.keep_floats, warns=False)
         unlike = any(s is not None and t.dtype != s.dtype for t, s in zip(targets, outs, strict=False))
         if unlike and not self.row.elementwise:
             raise MetaRejected("only the CPU's kernel knows in which of the dtypes it computes")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 
@@ -85,6 +86,29 @@ def test_a_refusal_depends_on_determinism() -> None:
             F.max_unpool2d(pooled, places, 2)
         torch.use_deterministic_algorithms(False)
         assert torch.equal(F.max_unpool2d(pooled, places, 2).cpu(), expected)
+
+
+NOT_DETERMINISTIC: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "functional": lambda x: x.put(x[:2].long(), x[:2]),
+    "in place": lambda x: x.clone().put_(x[:2].long(), x[:2]),
+    "max_unpool2d": lambda x: F.max_unpool2d(x.reshape(1, 1, 2, 2), x.long().reshape(1, 1, 2, 2), 2),
+}
+
+
+@pytest.mark.parametrize("name", NOT_DETERMINISTIC)
+def test_a_warning_that_a_call_is_not_deterministic(name: str) -> None:
+    """With `warn_only`, each call warns once, as on the CPU. The meta kernel of `put_` does not warn, so that formerly
+    the device did not either; and in place two warnings came."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    counts = []
+    for device in DEVICES:
+        x = torch.arange(4.0).to(device)
+        for _ in range(2):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                NOT_DETERMINISTIC[name](x).cpu()
+            counts.append(len([one for one in caught if "deterministic implementation" in str(one.message)]))
+    assert counts == [1, 1, 1, 1]
 
 
 def test_a_compiled_graph_is_recorded_for_each_default_dtype() -> None:
