@@ -85,7 +85,8 @@ class Task:
 @dataclass(frozen=True)
 class TaskProgress:
     """Last progress of a task: the number and text of the current unit, its steps so far, and the phase. `reason` says
-    how the worker ended itself, if it did, and `lost` with which error it lost the device.
+    how the worker ended itself, if it did, and `lost` with which error it lost the device. `waited` is the time in
+    seconds that the worker has added to the unit's limit, since it waited for a processor.
     """
 
     number: int = 0
@@ -94,6 +95,7 @@ class TaskProgress:
     phase: str = ""
     reason: ExitReason | None = None
     lost: str = ""
+    waited: float = 0.0
 
     @classmethod
     def parse(cls, text: str) -> TaskProgress | None:
@@ -108,7 +110,8 @@ class TaskProgress:
         phase = next((str(line["phase"]) for line in reversed(lines[1:]) if "phase" in line), "")
         reason = next((ExitReason(line["reason"]) for line in lines[1:] if "reason" in line), None)
         lost = next((line["lost"] for line in lines[1:] if "lost" in line), "")
-        return cls(number, unit, steps, phase, reason, lost)
+        waited = next((float(line["waited"]) for line in reversed(lines[1:]) if "waited" in line), 0.0)
+        return cls(number, unit, steps, phase, reason, lost, waited)
 
     @classmethod
     def read(cls, path: Path) -> TaskProgress | None:

@@ -97,7 +97,7 @@ class _Running:
         if (note.number, note.phase) != self.seen:
             self.seen, self.since = (note.number, note.phase), now
         limit = limits.of(note.phase)
-        late = note.unit and now - self.since > limit + limits.grace
+        late = note.unit and now - self.since > limit + note.waited + limits.grace
         return Death(ExitReason.TIMEOUT, f"gave no answer in {limit:g} s", note) if late else None
 
 

@@ -31,6 +31,7 @@ from conformance.record.errors import DeviceLost, TargetError
 from conformance.record.files import write_atomic
 from conformance.run.messages import COMPILING, Done, ExitReason, Limits
 from conformance.run.processes import RETIRED
+from conformance.run.starvation import waiting_time_of
 from conformance.run.worker_log import limited, redirected
 
 if TYPE_CHECKING:
@@ -50,6 +51,10 @@ WATCHDOG = 120.0
 
 AGAIN = 0.01
 """Seconds after which an alarm rings again that rang in a destructor."""
+
+STARVED, LEAST_WAIT = 3.0, 0.05
+"""A limit grows by the time in which the process waited for a processor, to at most 1 + the first times itself. When it
+is over again, and the process has waited for less than the second times the limit meanwhile, the unit ends."""
 
 MEMORY_LOOK = 0.25
 """Interval in seconds between memory checks of this process."""
@@ -267,7 +272,7 @@ def step(text: str, phase: str = "") -> None:
 
 @contextlib.contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Raise UnitTimeout in the block after `seconds` (0: never).
+    """Raise UnitTimeout in the block after `seconds` (0: never), in which this process did not wait for a processor.
 
     Python ignores an exception of a destructor, and the alarm may ring in one, such as that of a tensor's storage. It
     then rings again, outside of the destructor.
@@ -279,7 +284,16 @@ def at_most(seconds: float) -> Iterator[None]:
     if _State.limits is not None and owner is not None and not owner.is_alive():
         os._exit(1)
 
+    before_block, added = waiting_time_of(os.getpid()), 0.0
+
     def ring(*_: Any) -> None:
+        nonlocal added
+        waited = min(waiting_time_of(os.getpid()) - before_block, STARVED * seconds) - added
+        if waited > LEAST_WAIT * seconds:
+            added += waited
+            _write({"waited": added})
+            _arm(waited)
+            return
         raise UnitTimeout(f"ran longer than {seconds:g} s")
 
     def ring_again(ignored: sys.UnraisableHookArgs) -> None:
@@ -289,7 +303,7 @@ def at_most(seconds: float) -> Iterator[None]:
             hook(ignored)
 
     hook, sys.unraisablehook = sys.unraisablehook, ring_again
-    before = signal.signal(signal.SIGALRM, ring)
+    handler = signal.signal(signal.SIGALRM, ring)
     _State.phase, _State.remaining = "", _State.limits.compiling if _State.limits is not None else 0.0
     _arm(seconds)
     try:
@@ -297,7 +311,7 @@ def at_most(seconds: float) -> Iterator[None]:
     finally:
         _arm(0.0)
         _State.phase = ""
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, handler)
         sys.unraisablehook = hook
 
 

@@ -390,6 +390,14 @@ class TestOverdue:
         clock[0] += 2
         assert running.overdue(limits, TaskProgress(49, "a program", ("1", "2"))).reason is ExitReason.TIMEOUT
 
+    def test_waiting_for_a_processor_is_added(self, tmp_path: Path, clock: list[float]) -> None:
+        """A unit may be as late as its worker has added to the limit."""
+        running, limits = self.running(tmp_path), Limits(unit=5)
+        assert running.overdue(limits, TaskProgress(1, "a program")) is None
+        clock[0] += limits.unit + limits.grace + 6
+        assert running.overdue(limits, TaskProgress(1, "a program", waited=7.0)) is None
+        assert running.overdue(limits, TaskProgress(1, "a program", waited=5.0)).reason is ExitReason.TIMEOUT
+
     def test_what_is_no_unit_has_no_limit(self, tmp_path: Path, clock: list[float]) -> None:
         """A task that has not started a unit has no limit."""
         running = self.running(tmp_path)
@@ -415,6 +423,8 @@ class TestNote:
         text = '[3, "a program"]\n{"step": "1", "phase": ""}\n{"step": "2", "phase": "compiling"}\n{"reason": "MEM'
         assert TaskProgress.parse(text) == TaskProgress(3, "a program", ("1", "2"), COMPILING)
         assert TaskProgress.parse(text + 'ORY"}\n').reason is ExitReason.MEMORY  # type: ignore[union-attr]
+        waits = '[3, "a program"]\n{"waited": 2.5}\n{"step": "1", "phase": ""}\n{"waited": 4.0}\n'
+        assert TaskProgress.parse(waits) == TaskProgress(3, "a program", ("1",), waited=4.0)
         assert TaskProgress.parse("[3") is None
 
 

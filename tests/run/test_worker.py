@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 
 import pytest
 
+from conformance.run import worker
 from conformance.run.worker import UnitTimeout, at_most
 
 
@@ -50,3 +52,19 @@ class TestAtMost:
         with at_most(100):
             Fails()
         assert (told, sys.unraisablehook) == (["of the destructor"], hook)
+
+    def test_waiting_for_a_processor_is_no_work(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An alarm after which the process has waited for a processor is set again, to at most four times the limit.
+        Regression test: beside other work, programs that took a second of a processor were timeouts."""
+        waited = 0.0
+        monkeypatch.setattr(worker, "waiting_time_of", lambda process: waited)
+        with at_most(100):
+            waited = 250.0
+            signal.raise_signal(signal.SIGALRM)
+            assert 200 < signal.getitimer(signal.ITIMER_REAL)[0] <= 250
+            waited = 1000.0
+            signal.raise_signal(signal.SIGALRM)
+            assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 50
+            waited = 2000.0
+            with pytest.raises(UnitTimeout, match="ran longer than 100 s"):
+                signal.raise_signal(signal.SIGALRM)

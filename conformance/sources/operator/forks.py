@@ -26,6 +26,7 @@ import torch
 
 from conformance.record.error_text import text_of
 from conformance.run.messages import Death, ExitReason, exit_in_words
+from conformance.run.starvation import waiting_time_of
 
 MEMORY = 4 * 2**30
 """Limit on the memory that a fork may allocate, in bytes. Inputs have at most 400 kB."""
@@ -160,17 +161,6 @@ def processor_time_of(process: int) -> float:
             fields = file.read().rpartition(")")[2].split()  # the name before it may hold any character
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return 0.0
-
-
-def waiting_time_of(process: int) -> float:
-    """Return the time for which the threads of another process have waited for a processor, in seconds; 0 where the
-    system does not tell."""
-    waited = 0
-    with contextlib.suppress(OSError, ValueError, IndexError):  # a thread may end meanwhile
-        for thread in os.listdir(f"/proc/{process}/task"):
-            with open(f"/proc/{process}/task/{thread}/schedstat") as file:
-                waited += int(file.read().split()[1])
-    return waited / 1e9
 
 
 def _work(work: Callable[[Connection], None], pipe: Connection, parent: int) -> None:

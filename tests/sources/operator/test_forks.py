@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from conformance.run.messages import Death, ExitReason
+from conformance.run.starvation import waiting_time_of
 from conformance.sources.operator import forks
 from conformance.sources.operator.forks import Fork, ForkDied, forked, processor_time_of
 from tests.patience import wait_until
@@ -129,7 +130,7 @@ def test_a_loop_ends():
 def test_waiting_for_a_processor_is_told():
     """The system tells it in nanoseconds, for each thread; an unknown process has none."""
     before = int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9 if sys.platform == "linux" else 0
-    assert before <= forks.waiting_time_of(os.getpid()) and forks.waiting_time_of(2**30) == 0
+    assert before <= waiting_time_of(os.getpid()) and waiting_time_of(2**30) == 0
 
 
 @pytest.mark.parametrize("code", [0, 3])
