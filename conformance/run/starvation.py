@@ -10,8 +10,8 @@ import os
 
 
 def waiting_time_of(process: int) -> float:
-    """Return the time for which the threads of another process have waited for a processor, in seconds; 0 where the
-    system does not tell."""
+    """Return the time for which the threads of a process were ready to run and had no processor, in seconds: the sum
+    of all threads, as Linux counts it in schedstat; 0 where the system does not tell."""
     waited = 0
     with contextlib.suppress(OSError, ValueError, IndexError):  # a thread may end meanwhile
         for thread in os.listdir(f"/proc/{process}/task"):

@@ -316,7 +316,9 @@ class LazyContent(NamedTuple):
     reads: frozenset[int]  # the identities of the buffers that it reads
 
 
-def _outside(step: PendingQueue, matters: Callable[[frozenset[int]], bool] | None = None) -> list[LazyContent]:
+def _find_values_outside(
+    step: PendingQueue, matters: Callable[[frozenset[int]], bool] | None = None
+) -> list[LazyContent]:
     """The lazy values outside a step, except those that a call restores; only those whose memory `matters`.
 
     This runs before each step, and a program may hold hundreds of lazy values (LBFGS's history), so the storages keep
@@ -364,8 +366,9 @@ class Beside(NamedTuple):
     buffers: list[UOp]  # which they read and the step does not use
 
 
-def _matters(step: PendingQueue, stored: Collection[frozenset[int]] | None) -> Callable[[frozenset[int]], bool]:
-    """The test of the buffers that a lazy value reads, by identity: whether the value matters for a step."""
+def _make_filter(step: PendingQueue, stored: Collection[frozenset[int]] | None) -> Callable[[frozenset[int]], bool]:
+    """The test of the buffers that a lazy value reads, by identity: whether the value matters for a step. `stored` are
+    the buffers, by place, that each stored value reads (None: each reader of the step's buffers matters)."""
     own = frozenset(map(id, step.buffers))
     if stored is None:
         return lambda reads: not own.isdisjoint(reads)
@@ -381,7 +384,7 @@ def _beside(step: PendingQueue, stored: Collection[frozenset[int]] | None, outsi
     of their readers matters.
     """
     buffers = {buffer: i for i, buffer in enumerate(step.buffers)}
-    matters = _matters(step, stored)
+    matters = _make_filter(step, stored)
     key: list[Any] = []
     lazy: list[UOp] = []
     storages: list[LazyStorage] = []
@@ -409,7 +412,7 @@ def _equal_step(step: PendingQueue) -> tuple[RecordedStep, Beside] | None:
         return None
     _known.move_to_end(step.key)
     try:
-        beside = _beside(step, record.stored, _outside(step, _matters(step, record.stored)))
+        beside = _beside(step, record.stored, _find_values_outside(step, _make_filter(step, record.stored)))
     except NotReplayable:
         return None
     known = record.steps.get(beside.key)
@@ -473,7 +476,7 @@ def recorded(step: PendingQueue, compute: Callable[[], None]) -> None:
     """Turn the queue into values, `compute` them, and record the computation if such a queue was seen before."""
     record = _record(step.key)
     record.seen += 1
-    outside = _outside(step) if record.seen > SEEN_BEFORE else []
+    outside = _find_values_outside(step) if record.seen > SEEN_BEFORE else []
     # A storage without another owner must not stay alive here: it would be computed with the others.
     step.storages[:] = [s if s.owner() is not None else None for s in step.storages]
     if record.seen <= SEEN_BEFORE:
