@@ -165,10 +165,11 @@ def compare_call(trial: Trial, watch: Watch = no_watch, oracles: Collection[str]
     they are None.
 
     `unsupported` is the layout that the device cannot make. If only one side raises, nothing is measured."""
+    expected = trial.cpu.run.last  # torch CPU first: a worker that ends before the first step was ended by torch CPU
     target, execution = trial.target, trial.run(watch=watch)
     if execution.unavailable:
         return Verdict(unsupported=f"the device has no way to make {execution.unavailable}")
-    expected, actual = trial.cpu.run.last, execution.last
+    actual = execution.last
     mismatches, arbitrated, tolerated = trial.judge(execution, oracles)
     if actual.error is not None and execution.failed_step is not None:
         where = f"step {execution.failed_step}"

@@ -19,6 +19,7 @@ from conformance.record.finding import (
     HARNESS,
     MEMORY,
     MOVE,
+    ON_CPU,
     TIMEOUT,
     Finding,
     shown_by,
@@ -220,7 +221,8 @@ class FailingProgram(Finding):
         """How and at which op the process ended; the empty string if it did not."""
         if self.kind not in DEATHS:
             return ""
-        return f"{self.kind} at {self.op}: the device {with_signal_number(self.said) or 'ended its process'}"
+        who = "torch CPU" if self.op == ON_CPU else "the device"
+        return f"{self.kind} at {self.op}: {who} {with_signal_number(self.said) or 'ended its process'}"
 
     def flaky(self) -> FailingProgram:
         """This failure as FLAKY, after it did not repeat."""

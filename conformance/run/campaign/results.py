@@ -33,6 +33,7 @@ from conformance.record.finding import (
     INVALID,
     MEMORY,
     MOVE,
+    ON_CPU,
     STARTING,
     TIMEOUT,
     Finding,
@@ -56,7 +57,7 @@ OUTCOMES = {FAIL: Outcome.FAIL, FLAKY: Outcome.FLAKY, CRASH: Outcome.CRASH, TIME
 DEATHS = {CRASH: "ended its process", TIMEOUT: "gave no answer in time", MEMORY: "took more memory than it may",
           FLAKY: "ended its process, once", INVALID: "a program without a meaning"}  # fmt: skip
 TOGETHER = "only together"
-PLACES = (MOVE, "the observation", "no step", STARTING, DRAWING, TOGETHER)
+PLACES = (MOVE, "the observation", "no step", STARTING, DRAWING, ON_CPU, TOGETHER)
 
 TOTALS = {field.name for field in fields(ProgramStats)}
 """The totals of a run, of which a campaign counts most under the same names."""

@@ -17,7 +17,7 @@ from conformance.run import execution_place, shrink_progress
 from conformance.run.campaign import tasks
 from conformance.run.campaign.campaign import Campaign
 from conformance.run.campaign.plan import Plan, Shard
-from conformance.run.campaign.workers import Workers
+from conformance.run.campaign.workers import SLOW_ON_CPU, Workers
 from conformance.run.failing_program import FailingProgram
 from conformance.run.messages import Limits
 from conformance.run.shrinking import LocalShrinker
@@ -43,6 +43,7 @@ def targets(tmp_path, monkeypatch) -> str:
     (tmp_path / "ending_targets.py").write_text(
         textwrap.dedent("""
         import inspect, os, pathlib, signal, sys, time
+        from conformance.program import trial
         from conformance.selftest.mutants import MutantTarget, Planted
         from conformance.selftest.faults import Fault
 
@@ -67,6 +68,28 @@ def targets(tmp_path, monkeypatch) -> str:
             def act(self, call):
                 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
                 time.sleep(1000)
+
+        class OnTorch(MutantTarget):
+            '''Torch CPU's own answer to `unfold` ends the process, or never comes.'''
+
+            end = staticmethod(os.abort)
+
+            def __init__(self, argument=""):
+                super().__init__("zero_ clears the storage")
+
+            def prepare(self):
+                super().prepare()
+                answer = trial.reference
+
+                def ending(program):
+                    if any(step.op == "unfold" for step in program.steps):
+                        self.end()
+                    return answer(program)
+
+                trial.reference = ending
+
+        class OnSlowTorch(OnTorch):
+            end = staticmethod(lambda: time.sleep(1000))
 
         class Fragile(Ending):
             def __init__(self, argument=""):
@@ -150,6 +173,25 @@ class TestDeaths:
         }
         opened = f'"""{kind} at unfold: the device {said.get(name, "")}'
         assert script.read_text().startswith(opened), script.read_text()[:200]
+
+    def test_a_crash_of_torch_cpu_is_not_the_targets(self, targets, tmp_path):
+        """Regression test: it was reported as a crash of the target at the move of the inputs."""
+        options = (*SETITEM, "--limit", "60", "--reports", str(tmp_path))
+        assert main(["--target", targets + "OnTorch", *options]) == 1
+        (found,) = findings(tmp_path)
+        assert (found["kind"], found["signature"]) == ("CRASH", "crash / torch CPU, not the target")
+        (script,) = (tmp_path / "failures").glob("*.py")
+        assert script.read_text().startswith('"""CRASH at torch CPU, not the target: torch CPU killed its process'), (
+            script.read_text()[:200]
+        )
+
+    def test_a_program_too_slow_for_torch_cpu_is_not_judged(self, targets, tmp_path):
+        """Regression test: it was reported as a timeout of the target."""
+        options = (*SETITEM, "--limit", "3", "--reports", str(tmp_path))
+        assert main(["--target", targets + "OnSlowTorch", *options]) == 0
+        result = fuzz_result(tmp_path)
+        assert not result["findings"] and result["programs"] - sum(result["unsupported"].values()) == 8
+        assert result["unsupported"][SLOW_ON_CPU] > 0
 
     @pytest.mark.slow
     def test_a_hang_that_hears_no_alarm(self, targets, tmp_path, monkeypatch):
