@@ -41,6 +41,10 @@ NO_PROGRESS = ShrinkProgress()
 LONGEST_TRIAL = 30.0
 """Time limit in seconds for a smaller program during shrinking."""
 
+LONGEST_COMPILING = 60.0
+"""Time limit in seconds for compiling a smaller program during shrinking. A smaller program may need more time than the
+whole one: some compilers take exponential time for a chain of steps."""
+
 LONGEST_ATTRIBUTION = 120.0
 """Time limit in seconds for finding the culprit of one cause."""
 
@@ -146,6 +150,8 @@ class ShrinkTrials:
             failed, timed_out = self.matches(trial, self.judged(trial, text)), False
         except UnitTimeout:
             failed, timed_out = self.hangs, self.hangs
+            if not failed:
+                self.progress = self.progress.passed_over(text)
         except (ProgramError, Broken):  # a program without a meaning on torch CPU shows nothing
             return False
         if failed:
@@ -156,7 +162,8 @@ class ShrinkTrials:
         """Return the verdict on a smaller program, within the time of a trial. Raises UnitTimeout."""
         left = max(min(self.seconds, self.until - time.time()), 0.01)
         # Within the context of a trial, at_most replaces the worker's own limit.
-        with self.progress.trial(text), at_most(left) if self.seconds < math.inf else contextlib.nullcontext():
+        limit = at_most(left, LONGEST_COMPILING) if self.seconds < math.inf else contextlib.nullcontext()
+        with self.progress.trial(text), limit:
             verdict = judge_trial(trial, locate=locate, watch=watch_steps(trial.program, self.hang))
             # a call that fails as the first one is another finding, on a program of one call
             another = verdict.call is not None and fails_alone(trial, verdict.call)

@@ -50,3 +50,7 @@ class ShrinkProgress:
     def failed(self, candidate: str, timed_out: bool = False) -> ShrinkProgress:
         """Return the progress after a candidate that fails."""
         return replace(self, best=candidate, deaths=self.deaths + timed_out)
+
+    def passed_over(self, candidate: str) -> ShrinkProgress:
+        """Return the progress after a candidate that took too long to show a failure."""
+        return replace(self, skipped=self.skipped | {candidate}, deaths=self.deaths + 1)

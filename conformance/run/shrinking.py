@@ -16,7 +16,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self, TypeVar
 
@@ -176,7 +176,12 @@ def result_of(future: Future[T]) -> T:
 class ThreadShrinker:
     """Shrinks `jobs` findings at a time, each in a thread with its own worker processes. Use as a context manager."""
 
+    on_free: Callable[[], None]
+    """Called when another finding is shrunk while `shrink` waits for one. It may begin more, so that no thread is idle
+    while one finding takes long."""
+
     def __init__(self, workers: ProgramWorkers, jobs: int, trials: int) -> None:
+        self.on_free = lambda: None
         self._stop = threading.Event()
         self._threads = ThreadPoolExecutor(jobs)
         self._futures: dict[tuple[int, int, str], Future[FailingProgram]] = {}
@@ -222,9 +227,17 @@ class ThreadShrinker:
         return self._threads.submit(in_thread)
 
     def shrink(self, finding: FailingProgram, until: float) -> FailingProgram:
-        """See `Shrinker.shrink`."""
+        """See `Shrinker.shrink`. Raises Stopped, and what the thread raises."""
         self._confirming.start()
-        return result_of(self.begin(finding, until))
+        wanted, seen = self.begin(finding, until), -1
+        while not wanted.done():
+            ended = len(self._futures) - self.running
+            if ended != seen:
+                seen = ended
+                self.on_free()
+            wait([future for future in self._futures.values() if not future.done()], LOOK, FIRST_COMPLETED)
+            signals.check()
+        return wanted.result()
 
     def confirm(self, finding: FailingProgram, small: FailingProgram, until: float) -> FailingProgram:
         """See `Shrinker.confirm`. The calling thread waits for it, since its answer decides about the next finding."""

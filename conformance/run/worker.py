@@ -13,6 +13,7 @@ import faulthandler
 import functools
 import importlib
 import json
+import math
 import multiprocessing
 import os
 import pickle
@@ -271,8 +272,9 @@ def step(text: str, phase: str = "") -> None:
 
 
 @contextlib.contextmanager
-def at_most(seconds: float) -> Iterator[None]:
+def at_most(seconds: float, compiling: float = math.inf) -> Iterator[None]:
     """Raise UnitTimeout in the block after `seconds` (0: never), in which this process did not wait for a processor.
+    During the phase `compiling`, the worker's limit on it counts, or `compiling` if that is less.
 
     Python ignores an exception of a destructor, and the alarm may ring in one, such as that of a tensor's storage. It
     then rings again, outside of the destructor.
@@ -304,7 +306,7 @@ def at_most(seconds: float) -> Iterator[None]:
 
     hook, sys.unraisablehook = sys.unraisablehook, ring_again
     handler = signal.signal(signal.SIGALRM, ring)
-    _State.phase, _State.remaining = "", _State.limits.compiling if _State.limits is not None else 0.0
+    _State.phase, _State.remaining = "", min(_State.limits.compiling, compiling) if _State.limits is not None else 0.0
     _arm(seconds)
     try:
         yield

@@ -220,7 +220,8 @@ def gone_here(measured: Iterable[Bug]) -> set[int]:
 
 class Candidates:
     """How much each finding of a campaign is to be minimized, which takes a minute on a compiler: not at all, unless it
-    may be a bug that no minimized finding is, and the more, the fewer such bugs it may be."""
+    may be a bug that no minimized finding is. The more, the fewer such bugs it may be and the shorter its program is:
+    one of 60 steps takes many minutes. A finding that ends its process comes last, since each trial costs a worker."""
 
     def __init__(self, spec: str) -> None:
         self.target = describe_target(spec)
@@ -231,7 +232,8 @@ class Candidates:
         found = {number for other in campaign.findings if other.shrunk for number in self.matched(other)}
         wrong, operators = finding.property, self.operators(finding)
         count = sum(bug.number not in found and bug.may_be(wrong, operators) for bug in self.bugs)
-        return 1 / count if count else 0.0
+        cost = max(finding.steps, 1) * (1000 if finding.kind in (CRASH, TIMEOUT) else 1)
+        return 1 / (count * cost) if count else 0.0
 
     def matched(self, finding: FailingProgram) -> set[int]:
         """Return the bugs that a minimized finding is."""

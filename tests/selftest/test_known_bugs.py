@@ -13,7 +13,7 @@ from conformance.engine.layers import LOWERING
 from conformance.program.model import Call, Input, Program, Storage
 from conformance.program.steps.op import Step, tensor
 from conformance.record import result as model
-from conformance.record.finding import ON_CPU
+from conformance.record.finding import CRASH, ON_CPU
 from conformance.record.program_stats import ProgramStats
 from conformance.record.result import Failure, Outcome, Result, Run
 from conformance.record.upstream import DECISIVE, SETTING, bugs
@@ -95,6 +95,14 @@ class TestCandidates:
         )
         running.findings.known.append(sized)
         assert Candidates("compile:eager")(running, running.findings.known[0]) > 0
+
+    def test_what_is_cheap_comes_first(self, tmp_path: Path) -> None:
+        """A short program comes before a long one, and a finding that ends its process last."""
+        running, wanted = Campaign(Plan(DrawnPrograms(), "aot_eager", reports=tmp_path)), Candidates("aot_eager")
+        program = WRITTEN.program.with_steps(WRITTEN.program.steps * 30)
+        long, died = (dataclasses.replace(WRITTEN, number=41, program=program),
+                      dataclasses.replace(WRITTEN, number=42, kind=CRASH))  # fmt: skip
+        assert wanted(running, WRITTEN) > wanted(running, long) > wanted(running, died) > 0
 
     def test_a_bug_that_is_found(self, tmp_path: Path) -> None:
         """The second finding with the operators of #197448 is not needed. A look-alike of it does not count as it."""

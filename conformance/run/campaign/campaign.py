@@ -157,6 +157,7 @@ class Campaign:
                     self._shrink_all(shrinker, remote, len(self.findings))
         if threads > 1:  # the workers that ran the programs have ended, since each thread has workers of its own
             with ThreadShrinker(workers, threads, plan.trials) as ahead:
+                ahead.on_free = functools.partial(self._shrink_ahead, ahead, 2 * threads)
                 self._shrink_all(ahead, ahead, 2 * threads)
 
     def _shrink_all(self, shrinker: Shrinker, ahead: Ahead | None, most: int) -> None:

@@ -18,14 +18,21 @@ from conformance.program.model import Input, Program, Storage, dump
 from conformance.program.steps.op import Step, tensor
 from conformance.record.finding import FAIL
 from conformance.run import shrink_progress
+from conformance.run.campaign.campaign import Campaign
+from conformance.run.campaign.plan import Plan
 from conformance.run.campaign.workers import Workers
 from conformance.run.failing_program import FailingProgram
 from conformance.run.messages import Limits
 from conformance.run.shrinking import LocalShrinker, ThreadShrinker
 from conformance.run.signals import Stopped
 from conformance.sources.fuzzing.command import main
+from conformance.sources.fuzzing.drawn import DrawnPrograms
+from conformance.standalone.oracles import Mismatch
 from tests.patience import stretched
 
+ONE = Program(
+    (Storage("float32", 4),), (Input("a", 0, "float32", (4,), (1,)),), (Step("neg", (tensor("a"),), out=("b",)),)
+)
 FINDINGS = [FailingProgram(f"value / op {number}", FAIL, number) for number in range(3)]
 CALLS = {"neg": Step("neg", (tensor("b"),), out=("c",)), "mul": Step("mul", (tensor("b"), 3), out=("c",))}
 
@@ -101,6 +108,41 @@ def test_a_finding_whose_smaller_programs_end_the_process(tmp_path: Path, monkey
     assert [step.op for step in small.program.steps] == ["zero_"] and small.mismatches
 
 
+def test_a_finding_whose_smaller_programs_compile_forever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling a smaller program has a limit of its own, and after too many time-outs no further one is tried.
+    Regression test: each could take the worker's whole limit, 300 s for a compiler."""
+    (tmp_path / "stuck_compiler.py").write_text(
+        textwrap.dedent("""
+        import pathlib, time
+        from torch._dynamo import register_backend
+        from conformance.run import shrink_program, shrink_progress
+
+        TICKS = pathlib.Path(__file__).with_name("ticks")
+        shrink_program.LONGEST_COMPILING, shrink_progress.MOST_DEATHS = 0.5, 2
+
+        @register_backend
+        def stuck(graph, inputs):
+            if inputs[0].numel() < 4:
+                for _ in range(100):
+                    time.sleep(0.1)
+                    with TICKS.open("a") as file:
+                        file.write(".")
+            return lambda *arguments: [result + 1 for result in graph(*arguments)]
+        """)
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    steps = (Step("neg", (tensor("a"),), out=("b",)), Step("abs", (tensor("b"),), out=("c",)))
+    program = Program((Storage("float32", 4, [1, 2, 3, 4]),), (Input("a", 0, "float32", (4,), (1,)),), steps)
+    spec = "compile:stuck,import=stuck_compiler"
+    wrong = (Mismatch("value", "c", "1.0", "2.0"),)
+    finding = FailingProgram("value / abs", FAIL, 0, program=program, mismatches=wrong)
+    with Workers(spec, Limits(compiling=1000)) as workers, LocalShrinker(workers, 60) as shrinker:
+        small = shrinker.smaller(finding)
+    assert len(small.program.steps) == 1 and small.mismatches
+    ticks = len((tmp_path / "ticks").read_text())
+    assert 1 <= ticks <= 50, ticks  # two trials of 0.5 s, on a busy machine of 2 s; each had 100 before
+
+
 def without_seconds(saved: str) -> dict[str, Any]:
     """A saved finding without the time after which it was found."""
     data: dict[str, Any] = json.loads(saved)
@@ -127,6 +169,29 @@ class TestThreads:
         assert {name: without_seconds(text) for name, text in same.items()} == {
             name: without_seconds(text) for name, text in one.items()
         }
+
+    def test_no_thread_waits_for_a_long_one(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """While one finding takes long, the other threads shrink all others. Regression test: they shrunk three others,
+        and then waited; on a compiler, one finding took twelve minutes."""
+        others = threading.Semaphore(0)
+
+        def smaller(self: LocalShrinker, finding: FailingProgram, until: float) -> FailingProgram:
+            if finding.number == 0:
+                for _ in range(9):
+                    assert others.acquire(timeout=stretched(20)), "another finding did not begin"
+            others.release()
+            return replace(finding, cut=True)
+
+        monkeypatch.setattr(LocalShrinker, "smaller", smaller)
+        monkeypatch.setattr(LocalShrinker, "confirm", lambda self, finding, small, until: small)
+        running = Campaign(Plan(DrawnPrograms(), "cpu", reports=tmp_path, programs=0, jobs=2))
+        for number in range(10):
+            wrong = (Mismatch("value", "b", "1", "2"),)
+            running.findings.add(FailingProgram(f"value / op {number}", FAIL, number, "value", f"op {number}",
+                                                program=ONE, mismatches=wrong))  # fmt: skip
+        running._run_and_shrink()
+        assert [finding.shrunk for finding in running.findings] == [True] * 10
+        assert not any(finding.elsewhere.get("shrinking") for finding in running.findings)
 
     def test_the_end_of_a_campaign_ends_shrinking(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """If the campaign ends, the threads stop while their workers are busy, and later findings do not begin."""
