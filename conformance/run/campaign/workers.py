@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from conformance.program.model import Program, ProgramError
-from conformance.record.finding import CRASH, DRAWING, ON_CPU, STARTING, TIMEOUT
+from conformance.record.finding import CRASH, DRAWING, ON_CPU, STARTING
 from conformance.run.campaign import tasks
 from conformance.run.campaign.numbered import NumberedPrograms
 from conformance.run.campaign.plan import SHARD, Behind, Shard
@@ -22,9 +22,6 @@ from conformance.run.execution_place import LOCAL, ExecutionPlace
 from conformance.run.failing_program import FailingProgram, ended
 from conformance.run.messages import Death, Done, Limits, Task
 from conformance.run.program_workers import ProgramWorkers
-
-SLOW_ON_CPU = "a program that is not drawn, or not ended by torch CPU, within the limit"
-"""Reason not to judge a program whose limit passed before its first step on the target."""
 
 
 class Workers(ProgramWorkers):
@@ -83,26 +80,26 @@ class Workers(ProgramWorkers):
 
 def recover_dead_worker(shard: Shard, death: Death) -> tuple[ShardResult, Behind | None]:
     """Return the result of a dead worker's shard, and the unjudged steps behind the crash, if any. The result includes
-    a finding for the program that ended the worker. If torch CPU ended it, the finding says so; if torch CPU was too
-    slow, the program is not judged."""
+    a finding for the program that ended the worker. If it ended before its first step on the target, torch CPU
+    ended it, and the finding says so."""
     kind, number, note, behind = str(death.reason), shard.first, death.note, None
 
     def before(op: str) -> FailingProgram:
         word = kind.lower()
         return FailingProgram(f"{word} / {op}", kind, number, seed=shard.plan.seed, property=word, op=op)
 
-    finding, on_target = before(STARTING), True
+    finding = before(STARTING)
     with contextlib.suppress(ValueError, KeyError, TypeError, ProgramError):
         unit = json.loads(note.unit if note is not None else "")
         number = int(unit["number"])
-        on_target = bool(note is not None and note.steps)
         finding = before(DRAWING)
         step = int(note.steps[-1]) if note is not None and note.steps else 0
         program, part = Program.from_json(unit["program"]), int(unit["part"])
         if step and tasks.described(shard.plan.target).facts.transforms_program:  # the whole program is one step
             step = len(program.steps)
-        on_cpu = replace(before(ON_CPU), program=program)
-        finding = ended(kind, shard.plan.seed, number, program, step) if on_target else on_cpu
+        finding = replace(before(ON_CPU), program=program)
+        if note is not None and note.steps:
+            finding = ended(kind, shard.plan.seed, number, program, step)
         if kind == CRASH and 0 < step < len(program.steps) and part + 1 < MOST_PARTS:
             behind = Behind(program, step, part + 1)
         masking = frozenset({number} if behind is None and step < len(program.steps) else ())
@@ -112,11 +109,7 @@ def recover_dead_worker(shard: Shard, death: Death) -> tuple[ShardResult, Behind
     left = ShardResult(done=number - shard.first + (behind is None))
     for earlier in range(shard.first, number):
         tasks.program_of(shard, earlier, left)
-    left.findings = [*saved_findings(shard, shard.first, number + 1)]
-    if kind == TIMEOUT and not on_target:
-        left.unsupported[SLOW_ON_CPU] += number not in {earlier.number for earlier in left.findings}
-    else:
-        left.findings.append(finding)
+    left.findings = [*saved_findings(shard, shard.first, number + 1), finding]
     return left, behind
 
 
