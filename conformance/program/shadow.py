@@ -175,12 +175,10 @@ class Shadow(RunningProgram):
         args, kwargs = copied((args, kwargs))
         try:
             within(step.under, self.device, lambda: op.run(args, kwargs))
-        except RuntimeError as error:
-            if "memory" not in str(error):
+        except Exception as error:  # functions of torch in Python refuse by any type, such as AssertionError
+            if not isinstance(error, RuntimeError) or "memory" not in str(error):
                 raise Undefined(hazard) from error
             return replace(step, raises=type(error).__name__, out=())
-        except (IndexError, TypeError, ValueError) as error:
-            raise Undefined(hazard) from error
         raise Undefined(hazard)
 
     def dry_run(self, loop: Step) -> None:
@@ -197,7 +195,9 @@ class Shadow(RunningProgram):
                     raise Undefined(hazard)
                 try:
                     copy.perform(inner, turn)
-                except (RuntimeError, IndexError, TypeError, ValueError) as error:
+                except StepError:
+                    raise
+                except Exception as error:
                     raise Undefined(f"error not asked for: {inner.op} in a loop") from error
 
     def hazard(self, op: Op, args: list[Any], kwargs: dict[str, Any]) -> str | None:

@@ -14,6 +14,7 @@ from conformance.program.steps.op import VIEW, Json
 from conformance.program.steps.table import OPS
 from conformance.record.finding import (
     CRASH,
+    DRAWING,
     FAIL,
     FLAKY,
     HARNESS,
@@ -221,7 +222,7 @@ class FailingProgram(Finding):
         """How and at which op the process ended; the empty string if it did not."""
         if self.kind not in DEATHS:
             return ""
-        who = "torch CPU" if self.op == ON_CPU else "the device"
+        who = "torch CPU" if self.op in (ON_CPU, DRAWING) else "the device"
         return f"{self.kind} at {self.op}: {who} {with_signal_number(self.said) or 'ended its process'}"
 
     def flaky(self) -> FailingProgram:

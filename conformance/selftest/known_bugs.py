@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from conformance.engine.layers import Layered
@@ -38,12 +39,12 @@ from conformance.record.files import read as read_json
 from conformance.record.files import write_atomic
 from conformance.record.finding import CRASH, FAIL, FLAKY, TIMEOUT, shown_by
 from conformance.record.patterns import base_operator
-from conformance.record.result import UNEXPECTED, Failure, Run, exit_code, load
+from conformance.record.result import UNEXPECTED, Failure, Run, counted, exit_code, load
 from conformance.record.upstream import Bug, Evidence, bugs
 from conformance.report.rendering import rendered
 from conformance.run import options
 from conformance.run.campaign.campaign import Campaign as Running
-from conformance.run.campaign.results import evidence
+from conformance.run.campaign.results import evidence, has_evidence
 from conformance.run.execution_place import LOCAL, preloaded
 from conformance.run.failing_program import FailingProgram
 from conformance.run.messages import Death, Limits, Task
@@ -165,7 +166,8 @@ def programs_with_evidence(
 def with_culprit(finding: FailingProgram, target: Target) -> FailingProgram:
     """Return the finding with its culprit. A finding of an earlier version, or one that time did not suffice for, has
     none, and its program runs here."""
-    if finding.culprit or finding.kind != FAIL or not isinstance(target, Layered) or not finding.mismatches:
+    judged = has_evidence(finding) and finding.kind == FAIL and finding.mismatches  # no other finding is compared
+    if finding.culprit or not judged or not isinstance(target, Layered):
         return finding
     with contextlib.suppress(Exception):  # a compiler may raise anything when its parts are off
         return replace(finding, culprit=culprit(Trial.of(finding.program, target), finding.difference))
@@ -213,9 +215,14 @@ def _loads(spec: str) -> bool:
 
 
 def gone_here(measured: Iterable[Bug]) -> set[int]:
-    """Return the numbers of the bugs whose repro does not show them on the installed torch."""
+    """Return the numbers of the bugs whose repro does not show them on the installed torch. It takes minutes, so a bar
+    on a terminal shows how far it is."""
+    tried, console = [bug for bug in measured if _loads(bug.targets[0])], Console(stderr=True)
+    about = f"{counted(len(tried), 'repro')} on torch {versions.installed()}"
+    console.print(f"running {about}; --check-scripts 0 leaves this out", highlight=False)
     with contextlib.closing(Forks(("torch._dynamo", *preloaded("inductor")))) as forks:
-        return {bug.number for bug in measured if _loads(bug.targets[0]) and not repros.runs(bug, forks=forks)}
+        shown = track(tried, about, console=console, transient=True, disable=not console.is_terminal)
+        return {bug.number for bug in shown if not repros.runs(bug, forks=forks)}
 
 
 class Candidates:

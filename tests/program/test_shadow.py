@@ -60,6 +60,18 @@ class TestReference:
         assert [*shadow.avoided] == ["torch CPU answers by chance, or would end the process"]
         assert Shadow(program()).offer(step) is not None
 
+    def test_a_refusal_of_any_type_is_no_fault_of_the_harness(self):
+        """`multi_head_attention_forward` refuses by an AssertionError. Regression test: the drawn program counted as a
+        fault of the drawing."""
+        shadow = Shadow(program(size=(3, 2), stride=(2, 1)))
+        assert shadow.offer(Step("exp", (t("a"),), out=("b",))) is not None
+        weight, bias = ({"tensor": values, "dtype": "float32"} for values in ([[1.0, 1.0]] * 6, [1.0] * 6))
+        out, last = ({"tensor": values, "dtype": "float32"} for values in ([[1.0, 1.0]] * 2, [1.0] * 2))
+        wrong_size = (t("b"), t("b"), t("b"), 7, 2, weight, bias, None, None, False, 0.0, out, last)
+        step = Step("refusals.many:nn.functional.multi_head_attention_forward", wrong_size, out=("c", "d"))
+        assert shadow.offer(step, aimed=True) is None
+        assert [*shadow.avoided] == ["decided by rounded values"]
+
     def test_moved_bits_are_exact_and_computed_values_are_not(self):
         """Only results of pure data movement must agree bit by bit."""
         steps = (Step("t", (t("a"),), out=("b",)), Step("exp", (t("a"),), out=("c",)))

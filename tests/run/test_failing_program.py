@@ -10,7 +10,7 @@ import pytest
 from conformance.program.model import Input, Program, Storage
 from conformance.program.steps.op import Step, tensor
 from conformance.record import simple_values
-from conformance.record.finding import CRASH, FAIL, Finding
+from conformance.record.finding import CRASH, DRAWING, FAIL, ON_CPU, TIMEOUT, Finding
 from conformance.run.failing_program import MOST_OTHERS, FailingProgram, ended
 from conformance.standalone.oracles import Mismatch
 
@@ -67,6 +67,12 @@ class TestDerived:
             "was killed",
             1,
         )
+
+    @pytest.mark.parametrize(("op", "blamed"), [(DRAWING, "torch CPU"), (ON_CPU, "torch CPU"), ("t", "the device")])
+    def test_who_ended_the_process(self, op: str, blamed: str) -> None:
+        """Only torch CPU computes while a program is drawn. Regression test: a hang there named the device."""
+        finding = FailingProgram(f"timeout / {op}", TIMEOUT, 1, op=op, said="gave no answer in 3 s")
+        assert finding.death() == f"TIMEOUT at {op}: {blamed} gave no answer in 3 s"
 
 
 class TestJoined:

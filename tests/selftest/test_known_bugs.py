@@ -148,6 +148,16 @@ class TestRows:
         save(reports, overlapping((Step("add_", (tensor("a"), 1)), Step("mul", (tensor("a"), 2), out=("c",)))))
         assert status(reports, 139789) == MISSED
 
+    def test_the_cause_of_a_long_program_is_not_sought(self, reports: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It is no evidence. Regression test: compiling one of 10 steps without each part in turn took ten minutes."""
+        sought = []
+        monkeypatch.setattr(known_bugs, "culprit", lambda trial, first: sought.append(trial) or "")
+        for count in (MOST_STEPS - 1, MOST_STEPS + 1):
+            one = finding(*(Step("fill_", (tensor("a"), 2)) for _ in range(count)))
+            save(reports, dataclasses.replace(one, number=count, culprit=""))
+        status(reports, 197448)
+        assert [len(trial.program.steps) for trial in sought] == [MOST_STEPS - 1]
+
     def test_not_minimized(self, reports: Path) -> None:
         """A long program has the operators of many bugs, so it counts only once it is minimized."""
         save(reports, WRITTEN, shrunk=False)

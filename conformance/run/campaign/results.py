@@ -191,12 +191,18 @@ MOST_STEPS = 8
 """Largest number of steps of a program that can be a reported bug. A longer one has the operators of many bugs."""
 
 
+def has_evidence(finding: FailingProgram) -> bool:
+    """Whether a finding can be a reported bug of PyTorch, if its cause is known: its program has inputs and few
+    steps."""
+    return bool(finding.property and finding.program.inputs) and len(finding.program.steps) <= MOST_STEPS
+
+
 def evidence(finding: FailingProgram, target: Target) -> Evidence | None:
     """The evidence that decides whether a finding is a reported bug of PyTorch; None if its cause is unknown, or lies
     in no part of PyTorch, or if its program is long. A program that ended its process is not run."""
     layer, part = layer_and_part(finding.culprit)
     layer = layer if layer in COMPILER_LAYERS else target.facts.of_pytorch
-    if not (layer and finding.property and finding.program.inputs) or len(finding.program.steps) > MOST_STEPS:
+    if not (layer and has_evidence(finding)):
         return None
     runs = finding.kind in (FAIL, FLAKY)
     wrong = call_of(finding.program, len(finding.program.calls))  # the calls behind the wrong one are removed
