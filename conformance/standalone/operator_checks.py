@@ -239,12 +239,18 @@ def observe_changes(call: CheckedCall, role: str) -> tuple[Observation, dict[str
 
 
 def seed_generators(seed: int) -> None:
-    """Seed the generators of torch. Without an accelerator, `torch.manual_seed` notes the call for three kinds of them,
-    each time with the text of the stack, which takes longer than a small call."""
-    if torch.accelerator.current_accelerator() is None:
-        torch.default_generator.manual_seed(seed)
-    else:
-        torch.manual_seed(seed)
+    """Seed the generators of torch CPU and of the accelerators that this process uses. `torch.manual_seed` also notes
+    the call for each other kind, each time with the text of the stack, which takes longer than a small call."""
+    torch.default_generator.manual_seed(seed)
+    accelerator = torch.accelerator.current_accelerator()
+    used = {accelerator.type} if accelerator is not None else set()
+    used |= {"cuda"} if torch.cuda.is_initialized() else set()  # a device in Python hides it
+    for kind in used:
+        module = getattr(torch, kind, None)
+        seed_all = getattr(module, "manual_seed_all", None) or getattr(module, "manual_seed", None)
+        in_bad_fork = getattr(module, "_is_in_bad_fork", None)  # of a device in Python, torch asks for both too
+        if seed_all is not None and in_bad_fork is not None and not in_bad_fork():
+            seed_all(seed)
 
 
 def observe_call(

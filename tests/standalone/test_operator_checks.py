@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import traceback
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from conformance.standalone.operator_checks import (
     repeat_call,
     report_differences,
     report_in_fork,
+    seed_generators,
 )
 from conformance.standalone.oracles import Mismatch
 from conformance.standalone.script import MODULES, ROOM, definitions_of
@@ -150,6 +153,25 @@ class TestOtherChecks:
     def test_refusals(self):
         refuses = lambda x: x.view(3)  # noqa: E731
         assert found(expect_error, torch.relu, refuses) == ["refusals"] and found(expect_error, refuses, refuses) == []
+
+
+@pytest.mark.parametrize("in_bad_fork", [False, True])
+def test_seeds_of_a_device_in_python(in_bad_fork, monkeypatch):
+    """The generators of the CPU and of the device are seeded as by `torch.manual_seed`, and nothing is noted for kinds
+    of accelerators that are not there. Regression test: it was, with the text of the stack, which took two thirds of
+    a small call."""
+    seeded, noted = [], []
+    module = SimpleNamespace(manual_seed_all=seeded.append, _is_in_bad_fork=lambda: in_bad_fork)
+    monkeypatch.setattr(torch, "planted", module, raising=False)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: SimpleNamespace(type="planted"))
+    monkeypatch.setattr(traceback, "format_stack", lambda: noted.append("a call") or [])
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    assert noted
+    noted.clear()
+    seed_generators(7)
+    assert torch.equal(torch.rand(3), expected)
+    assert (seeded, noted) == ([] if in_bad_fork else [7], [])
 
 
 def test_an_error_is_an_answer():
