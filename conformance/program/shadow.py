@@ -27,6 +27,7 @@ from conformance.program.steps.op import AUGMENT, COMPUTE, LOSSY, MOVE, SETITEM,
 from conformance.program.steps.states import promises, within
 from conformance.program.steps.table import OPS
 from conformance.program.unsupported import traits_of
+from conformance.record.errors import UserError
 from conformance.standalone.moving import map_tensors, rebuild, storage_key, whole_storage
 from conformance.standalone.observation import Observation
 
@@ -175,6 +176,8 @@ class Shadow(RunningProgram):
         args, kwargs = copied((args, kwargs))
         try:
             within(step.under, self.device, lambda: op.run(args, kwargs))
+        except UserError:
+            raise
         except Exception as error:  # functions of torch in Python refuse by any type, such as AssertionError
             if not isinstance(error, RuntimeError) or "memory" not in str(error):
                 raise Undefined(hazard) from error
@@ -195,7 +198,7 @@ class Shadow(RunningProgram):
                     raise Undefined(hazard)
                 try:
                     copy.perform(inner, turn)
-                except StepError:
+                except UserError:
                     raise
                 except Exception as error:
                     raise Undefined(f"error not asked for: {inner.op} in a loop") from error

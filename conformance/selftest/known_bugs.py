@@ -44,7 +44,7 @@ from conformance.record.upstream import Bug, Evidence, bugs
 from conformance.report.rendering import rendered
 from conformance.run import options
 from conformance.run.campaign.campaign import Campaign as Running
-from conformance.run.campaign.results import evidence, has_evidence
+from conformance.run.campaign.results import can_be_reported_bug, evidence
 from conformance.run.execution_place import LOCAL, preloaded
 from conformance.run.failing_program import FailingProgram
 from conformance.run.messages import Death, Limits, Task
@@ -166,8 +166,8 @@ def programs_with_evidence(
 def with_culprit(finding: FailingProgram, target: Target) -> FailingProgram:
     """Return the finding with its culprit. A finding of an earlier version, or one that time did not suffice for, has
     none, and its program runs here."""
-    judged = has_evidence(finding) and finding.kind == FAIL and finding.mismatches  # no other finding is compared
-    if finding.culprit or not judged or not isinstance(target, Layered):
+    compared = finding.kind == FAIL and finding.mismatches and can_be_reported_bug(finding)
+    if finding.culprit or not compared or not isinstance(target, Layered):
         return finding
     with contextlib.suppress(Exception):  # a compiler may raise anything when its parts are off
         return replace(finding, culprit=culprit(Trial.of(finding.program, target), finding.difference))

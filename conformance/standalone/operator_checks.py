@@ -244,11 +244,12 @@ def seed_generators(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     accelerator = torch.accelerator.current_accelerator()
     used = {accelerator.type} if accelerator is not None else set()
-    used |= {"cuda"} if torch.cuda.is_initialized() else set()  # a device in Python hides it
+    used |= {"cuda"} if torch.cuda.is_initialized() else set()  # beside a device in Python, not named above
     for kind in used:
         module = getattr(torch, kind, None)
         seed_all = getattr(module, "manual_seed_all", None) or getattr(module, "manual_seed", None)
-        in_bad_fork = getattr(module, "_is_in_bad_fork", None)  # of a device in Python, torch asks for both too
+        # A device in Python needs both functions, as for `torch.manual_seed`.
+        in_bad_fork = getattr(module, "_is_in_bad_fork", None)
         if seed_all is not None and in_bad_fork is not None and not in_bad_fork():
             seed_all(seed)
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from conformance.program.model import Input, Program, ProgramError, Storage
+from conformance.program.model import LOOP, Input, Program, ProgramError, Storage
 from conformance.program.shadow import Shadow, reference
 from conformance.program.steps.draw import DrawContext
 from conformance.program.steps.op import Step
@@ -60,17 +60,24 @@ class TestReference:
         assert [*shadow.avoided] == ["torch CPU answers by chance, or would end the process"]
         assert Shadow(program()).offer(step) is not None
 
-    def test_a_refusal_of_any_type_is_no_fault_of_the_harness(self):
+    @pytest.mark.parametrize(("in_loop", "reason"), [
+        (False, "decided by rounded values"),
+        (True, "error not asked for: op_db.many:nn.functional.multi_head_attention_forward in a loop"),
+    ])  # fmt: skip
+    def test_a_refusal_of_any_type_is_no_fault_of_the_harness(self, in_loop, reason):
         """`multi_head_attention_forward` refuses by an AssertionError. Regression test: the drawn program counted as a
         fault of the drawing."""
         shadow = Shadow(program(size=(3, 2), stride=(2, 1)))
         assert shadow.offer(Step("exp", (t("a"),), out=("b",))) is not None
         weight, bias = ({"tensor": values, "dtype": "float32"} for values in ([[1.0, 1.0]] * 6, [1.0] * 6))
         out, last = ({"tensor": values, "dtype": "float32"} for values in ([[1.0, 1.0]] * 2, [1.0] * 2))
-        wrong_size = (t("b"), t("b"), t("b"), 7, 2, weight, bias, None, None, False, 0.0, out, last)
-        step = Step("refusals.many:nn.functional.multi_head_attention_forward", wrong_size, out=("c", "d"))
+        query = t("a") if in_loop else t("b")
+        wrong_size = (query, query, query, 7, 2, weight, bias, None, None, False, 0.0, out, last)
+        family = "op_db" if in_loop else "refusals"
+        step = Step(f"{family}.many:nn.functional.multi_head_attention_forward", wrong_size, out=("c", "d"))
+        step = Step(LOOP, body=(step,), times=2) if in_loop else step
         assert shadow.offer(step, aimed=True) is None
-        assert [*shadow.avoided] == ["decided by rounded values"]
+        assert [*shadow.avoided] == [reason]
 
     def test_moved_bits_are_exact_and_computed_values_are_not(self):
         """Only results of pure data movement must agree bit by bit."""

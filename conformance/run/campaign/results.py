@@ -191,9 +191,8 @@ MOST_STEPS = 8
 """Largest number of steps of a program that can be a reported bug. A longer one has the operators of many bugs."""
 
 
-def has_evidence(finding: FailingProgram) -> bool:
-    """Whether a finding can be a reported bug of PyTorch, if its cause is known: its program has inputs and few
-    steps."""
+def can_be_reported_bug(finding: FailingProgram) -> bool:
+    """Whether a finding can be a reported bug of PyTorch, as far as its program tells: it has inputs and few steps."""
     return bool(finding.property and finding.program.inputs) and len(finding.program.steps) <= MOST_STEPS
 
 
@@ -202,7 +201,7 @@ def evidence(finding: FailingProgram, target: Target) -> Evidence | None:
     in no part of PyTorch, or if its program is long. A program that ended its process is not run."""
     layer, part = layer_and_part(finding.culprit)
     layer = layer if layer in COMPILER_LAYERS else target.facts.of_pytorch
-    if not (layer and has_evidence(finding)):
+    if not (layer and can_be_reported_bug(finding)):
         return None
     runs = finding.kind in (FAIL, FLAKY)
     wrong = call_of(finding.program, len(finding.program.calls))  # the calls behind the wrong one are removed
